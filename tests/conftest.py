@@ -234,7 +234,7 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
             node = load_or_make(tmp_path / "node.key")
             open_mode = await prepare(effective, node, rotate_master_key=rotate_master_key)
             await stack.enter_async_context(sealing(effective, node))
-            public = NodeIdentity.of(node.public_key, tmp_path)
+            public = NodeIdentity(node.public_key, tmp_path)
             application = Application(effective, open_mode=open_mode, worker=0, node=public)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)

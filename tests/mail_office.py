@@ -21,11 +21,12 @@ from angelia.errors import AngeliaError
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.keys.service import Keys
-from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
+from angelia.mail.acknowledgement import Acknowledged, Acknowledgements, Nacked
+from angelia.mail.api import AckItem, NackItem, ReceiveQuery
 from angelia.mail.dead_letters import DeadLetters
-from angelia.mail.delivery import Delivery, LeasedEnvelope, LeaseRequest
+from angelia.mail.delivery import Delivery, LeasedEnvelope
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import EnvelopeRow, ReceiptRow
+from angelia.mail.model import EnvelopeRow, ReceiptRecord
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, SendResult
 from angelia.mail.ticks import MailTicks
@@ -76,21 +77,21 @@ class PostOffice:
         assert (await self.send(who, envelope, now)).new
         return envelope
 
-    async def poll(self, who: Correspondent, now: datetime, *, wait: float = 0, **wanted: Any) -> list[LeasedEnvelope]:
-        return (await self.delivery.receive(await self.agent(who), LeaseRequest(**wanted), wait, now)).messages
+    async def poll(self, who: Correspondent, now: datetime, **wanted: Any) -> list[LeasedEnvelope]:
+        return (await self.delivery.receive(await self.agent(who), ReceiveQuery(**wanted), now)).messages
 
     async def ack(
         self, who: Correspondent, handed: LeasedEnvelope, now: datetime, receipt: Receipt | None = None
     ) -> Acknowledged | AngeliaError | None:
         document = None if receipt is None else receipt_document(receipt)
-        ack = Ack(handed.row.replay_key, handed.token, document)
+        ack = AckItem(replay_key=handed.row.replay_key.hex(), lease_token=str(handed.token), receipt=document)
         (done,) = await self.acknowledgements.acknowledge(await self.agent(who), [ack], now)
         return done
 
     async def nack(
         self, who: Correspondent, handed: LeasedEnvelope, now: datetime, **how: Any
     ) -> Nacked | AngeliaError:
-        nack = Nack(handed.row.replay_key, handed.token, **how)
+        nack = NackItem(replay_key=handed.row.replay_key.hex(), lease_token=str(handed.token), **how)
         (done,) = await self.acknowledgements.nack(await self.agent(who), [nack], now)
         return done
 
@@ -107,7 +108,7 @@ class PostOffice:
     async def requeue(self, who: Correspondent, envelope: Envelope, now: datetime) -> EnvelopeRow:
         return await self.dead_letters.requeue(bytes.fromhex(envelope.replay_key), who.handle, who.handle, now)
 
-    async def receipt(self, who: Correspondent, envelope: Envelope) -> ReceiptRow:
+    async def receipt(self, who: Correspondent, envelope: Envelope) -> ReceiptRecord:
         return await self.receipts.one(await self.agent(who), bytes.fromhex(envelope.replay_key))
 
     async def dead(self, who: Correspondent, to: Correspondent, now: datetime, **how: Any) -> tuple[Envelope, datetime]:

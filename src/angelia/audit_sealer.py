@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from angelia.api import Tick
-from angelia.audit import ticks
-from angelia.audit.service import Audit
+from angelia.audit.service import Audit, sealing_tick
 from angelia.audit.witness_client import CheckpointHandover, witness_at
 from angelia.keys.node_key import NodeKey
 from angelia.settings import Loaded
@@ -30,7 +29,7 @@ async def sealing(loaded: Loaded, node: NodeKey) -> AsyncIterator[None]:
     settings = loaded.settings
     assert settings.database_url
     ledger = await Ledger.open(settings.database_url, connections=3, disk=disk_of(loaded))
-    work = [ticks.sealing(Audit(ledger), node)]
+    work = [sealing_tick(Audit(ledger), node)]
     if settings.audit_witness is not None:
         handing = CheckpointHandover(node, witness_at(settings.audit_witness, begins=node.signed() is None))
         work.append(Tick("audit witness", 1.0, handing.hand_over, everywhere=True))

@@ -96,7 +96,7 @@ def run(handover: Handover, report: StartReport) -> None:
         loaded=handover.loaded,
         open_mode=handover.open_mode,
         worker=handover.worker,
-        node=NodeIdentity.of(handover.node_public_key, DataDir(settings.data_dir).path),
+        node=NodeIdentity(handover.node_public_key, DataDir(settings.data_dir).path),
     )
     config = uvicorn.Config(
         application,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from angelia.audit import service, store
-from angelia.audit.model import ERASED, Event, EventFilter, SignedEntry, StoredEvent, Verdict, Verifier
+from angelia.audit.model import ERASED, Event, EventQuery, SignedEntry, StoredEvent, Verdict, Verifier
 from angelia.audit.service import SEAL_BATCH, Audit
 from angelia.errors import NotFound
 from angelia.keys.node_key import NodeKey, load_or_make
@@ -533,7 +533,7 @@ async def test_a_forged_event_that_copies_the_id_of_a_sealed_one_is_named(
     await seal_all(audit, node, NOW + timedelta(seconds=2))
     (fault,) = (await verify(audit, node)).broken
     assert (fault.event_id, fault.what) == (sealed.event_id, "claims a transaction beyond its neighbours'")
-    assert [(e.event_type, e.position) for e in await audit.events(EventFilter())] == [
+    assert [(e.event_type, e.position) for e in await audit.events(EventQuery())] == [
         ("agent_erased", None),
         ("tested", 1),
     ]
@@ -680,7 +680,7 @@ async def test_every_event_survives_the_ledger_with_its_hash(ledger: Ledger, nod
     )
     async with ledger.transaction() as tx:
         await service.record(tx, [event])
-    (stored,) = await Audit(ledger).events(EventFilter())
+    (stored,) = await Audit(ledger).events(EventQuery())
     assert isinstance(stored, StoredEvent)
     assert stored.fault() is None
     assert stored.detail == odd

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
@@ -87,7 +88,9 @@ async def test_channels_that_rules_decide_about_are_listed_for_whom_they_allow(
     await alice.makes("ruled", "authz_required")
     for who in ("bob", "alice"):
         for action in (Action.SUBSCRIBE, Action.PUBLISH):
-            await slices.policy.add("operator", Effect.DENY, action, who, "alice/ruled", now, priority=9)
+            await slices.policy.add(
+                "operator", PolicyRuleBody(Effect.DENY, action, who, "alice/ruled", priority=9), now
+            )
     assert [await names(one) for one in (alice, bob, carol)] == [["ruled"], [], ["ruled"]]
 
 

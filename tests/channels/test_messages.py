@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from angelia.channels import reading
-from angelia.channels.reading import ReadRequest
+from angelia.channels.api import ChannelReadQuery
 from angelia.envelope import json_form, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import OpenFailed
@@ -285,7 +285,7 @@ async def test_messages_leave_at_their_own_time_or_the_channels_and_offsets_belo
     agent = await slices.agents.named("alice")
 
     async def offsets(after: int, at: datetime) -> list[int]:
-        reading = await slices.readers.read(agent, ReadRequest(channel, after, 10), at, 0)
+        reading = await slices.readers.read(agent, channel, ChannelReadQuery(after_offset=after), at)
         return [one.offset for one in reading.messages]
 
     later = now + timedelta(minutes=2)
@@ -367,7 +367,8 @@ async def test_many_who_read_at_once_share_pages_and_the_later_ones_are_short_bu
     agent, at = await slices.agents.named("alice"), datetime.now(UTC)
 
     async def read() -> list[tuple[int, bool]]:
-        reads = [slices.readers.read(agent, ReadRequest(channel, after % 4, 10), at, 0) for after in range(64)]
+        queries = [ChannelReadQuery(after_offset=after % 4) for after in range(64)]
+        reads = [slices.readers.read(agent, channel, query, at) for query in queries]
         return [(len(page.messages), page.has_more) for page in await asyncio.gather(*reads)]
 
     assert set(await read()) == {(4, False), (3, False), (2, False), (1, False)}

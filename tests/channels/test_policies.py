@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
@@ -63,12 +64,14 @@ async def test_rules_decide_and_a_withdrawn_one_counts_at_the_next_delivery(
     await bob.subscribes(channel)
     await alice.says(channel, key)
     assert await bob.hears(channel, key) == [(1, b"hello")]
-    deny = await slices.policy.add("operator", Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", now, priority=9)
+    deny = await slices.policy.add(
+        "operator", PolicyRuleBody(Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", priority=9), now
+    )
     assert code(await bob.raw("GET", f"/v1/channels/{channel}/messages")) == DENIED
     assert code(await bob.raw("GET", f"/v1/channels/{channel}/stream")) == DENIED
     await slices.policy.remove("operator", deny.rule_id, now)
     await bob.reads(channel)
-    await slices.policy.add("operator", Effect.DENY, Action.PUBLISH, "bob", "alice/*", now, priority=9)
+    await slices.policy.add("operator", PolicyRuleBody(Effect.DENY, Action.PUBLISH, "bob", "alice/*", priority=9), now)
     assert code(await bob.publishes(bob.seals(channel, key))) == DENIED
     await bob.reads(channel)
 
@@ -84,7 +87,9 @@ async def test_a_withdrawn_rule_drops_whom_it_let_in_at_the_next_tick_and_closes
         await one.subscribes(other)
     await settled(slices, now)
     assert (await alice.shows(channel))["epoch_key_id"] == str(key.key_id)
-    await slices.policy.add("operator", Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", now, priority=9)
+    await slices.policy.add(
+        "operator", PolicyRuleBody(Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", priority=9), now
+    )
     await settled(slices, now)
     shown = await alice.shows(channel)
     assert (shown["total_subscribers"], shown["epoch_key_id"]) == (1, None)
@@ -99,7 +104,9 @@ async def test_a_publisher_whom_the_rules_refuse_is_dropped_and_the_owner_keeps_
     channel, _ = await alice.keyed(policy="authz_required")
     await bob.rekeys(channel, 2)
     for who in ("alice", "bob"):
-        await slices.policy.add("operator", Effect.DENY, Action.PUBLISH, who, "alice/news", now, priority=9)
+        await slices.policy.add(
+            "operator", PolicyRuleBody(Effect.DENY, Action.PUBLISH, who, "alice/news", priority=9), now
+        )
     await settled(slices, now)
     assert (await alice.shows(channel))["epoch_key_id"] is None
     assert ((await alice.shows(channel))["key_epoch"], (await bob.shows(channel))["key_epoch"]) == (1, None)
@@ -117,7 +124,9 @@ async def test_who_waits_is_refused_when_its_permission_goes(
     await bob.subscribes(channel)
     waiting = asyncio.create_task(bob.raw("GET", f"/v1/channels/{channel}/messages?wait_timeout_seconds=20"))
     await asyncio.sleep(0.2)
-    await slices.policy.add("operator", Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", now, priority=9)
+    await slices.policy.add(
+        "operator", PolicyRuleBody(Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", priority=9), now
+    )
     async with asyncio.timeout(3):
         await alice.says(channel, key, b"not for bob")
         assert code(await waiting) == DENIED
@@ -125,7 +134,9 @@ async def test_who_waits_is_refused_when_its_permission_goes(
 
 async def test_rules_also_limit_how_often(slices: ChannelSlice, alice: Member, bob: Member, now: datetime) -> None:
     channel, key = await alice.keyed(policy="authz_required")
-    await slices.policy.add("operator", Effect.ALLOW, Action.PUBLISH, "bob", "alice/news", now, priority=9, rate="1/1h")
+    await slices.policy.add(
+        "operator", PolicyRuleBody(Effect.ALLOW, Action.PUBLISH, "bob", "alice/news", priority=9, rate="1/1h"), now
+    )
     assert await bob.says(channel, key) == 1
     assert code(await bob.publishes(bob.seals(channel, key))) == (429, "rate_limited")
 
@@ -133,7 +144,7 @@ async def test_rules_also_limit_how_often(slices: ChannelSlice, alice: Member, b
 async def test_the_owner_sets_keys_also_where_rules_do_not_let_it_publish(
     slices: ChannelSlice, alice: Member, now: datetime
 ) -> None:
-    await slices.policy.add("operator", Effect.DENY, Action.PUBLISH, "alice", "*", now, priority=9)
+    await slices.policy.add("operator", PolicyRuleBody(Effect.DENY, Action.PUBLISH, "alice", "*", priority=9), now)
     channel, key = await alice.keyed(policy="authz_required")
     assert code(await alice.publishes(alice.seals(channel, key))) == DENIED
 
@@ -173,7 +184,9 @@ async def test_the_same_policy_again_looks_at_everybody_and_keeps_the_key_if_all
     await bob.subscribes(channel)
     changed = await alice.call("PATCH", f"/v1/channels/{channel}", {"policy": "authz_required"})
     assert (changed["total_subscribers"], changed["epoch_key_id"]) == (1, str(key.key_id))
-    await slices.policy.add("operator", Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", now, priority=9)
+    await slices.policy.add(
+        "operator", PolicyRuleBody(Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", priority=9), now
+    )
     changed = await alice.call("PATCH", f"/v1/channels/{channel}", {"policy": "authz_required"})
     assert (changed["total_subscribers"], changed["epoch_key_id"]) == (0, None)
 

@@ -337,8 +337,8 @@ def test_a_server_that_promises_more_bundles_and_repeats_itself_is_not_asked_for
 def test_with_a_server_keys_are_published_rotated_withdrawn_and_pinned(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angelia.client.mailbox_keys.ONE_TIME_BATCH", 21)
-    monkeypatch.setattr("angelia.client.mailbox_keys.ONE_TIME_LOW", 20)
+    monkeypatch.setattr("angelia.client.own_key_renewal.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.own_key_renewal.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name, "--register")
@@ -375,8 +375,8 @@ def test_with_a_server_keys_are_published_rotated_withdrawn_and_pinned(
 def test_a_chain_that_began_as_files_reaches_a_server_later(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angelia.client.mailbox_keys.ONE_TIME_BATCH", 21)
-    monkeypatch.setattr("angelia.client.mailbox_keys.ONE_TIME_LOW", 20)
+    monkeypatch.setattr("angelia.client.own_key_renewal.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.own_key_renewal.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name)
@@ -402,7 +402,7 @@ def test_keys_that_were_handed_over_are_never_signed_anew(
     alice = person("alice")
     assert alice("agent", "new", "alice", "--register").code == 1
     assert alice("key", "publish", "--out", "alice-1.keys").code == 0
-    monkeypatch.setattr("angelia.client.mailbox_keys.now", lambda: datetime.now(UTC) + timedelta(hours=1))
+    monkeypatch.setattr("angelia.client.clock.now", lambda: datetime.now(UTC) + timedelta(hours=1))
     assert alice("key", "publish").code == 0
     sent = server.asked("POST", "/v1/keys/bundle")[-1].json()["bundle"]
     assert sent == json.loads((shell / "alice-1.keys").read_text())[0]["bundle"]

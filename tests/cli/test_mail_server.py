@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import Client, Unreachable, mail_calls, mailbox_keys
+from angelia.client import Client, Unreachable, mail_calls, own_key_renewal
 from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_sending import WAITING
 from angelia.client.verbs import MailVerbs
@@ -61,8 +61,8 @@ class Agent:
 def join(live: str, person: Callable[[str], Angelia], shell: Path) -> Callable[[str], Agent]:
     def make(name: str) -> Agent:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mailbox_keys, "ONE_TIME_BATCH", 21)
-            patch.setattr(mailbox_keys, "ONE_TIME_LOW", 20)
+            patch.setattr(own_key_renewal, "ONE_TIME_BATCH", 21)
+            patch.setattr(own_key_renewal, "ONE_TIME_LOW", 20)
             named = f"{name}-{secrets.token_hex(3)}"
             agent = Agent(named, shell / f"home-{named}", person(named))
             assert agent("agent", "new", named, "--register", "-q").code == 0
@@ -186,8 +186,8 @@ def test_mail_of_a_stranger_is_named_with_what_to_do_and_comes_after_that(join: 
 def sent_with(alice: Agent, bob: Agent, live: str, **changes: object) -> None:
     """A message that Alice signed, but not as it should be."""
     with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        mailbox_keys = client.mail.seal(mailbox, bob.name, b"garbled")
-        client.mail.send_envelope(forged(dataclasses.replace(mailbox_keys, **changes), mailbox))  # type: ignore[arg-type]
+        sealed = client.mail.seal(mailbox, bob.name, b"garbled")
+        client.mail.send_envelope(forged(dataclasses.replace(sealed, **changes), mailbox))  # type: ignore[arg-type]
 
 
 def test_a_message_that_was_tampered_with_is_told_by_the_exit_code(alice: Agent, bob: Agent, live: str) -> None:

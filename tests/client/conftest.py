@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import mailbox_keys, transport
+from angelia.client import own_key_renewal, transport
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from client.letters import now
@@ -83,8 +83,8 @@ def liar(_relay: Liar) -> Liar:
 def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few one-time keys, and no pauses to speak of."""
     monkeypatch.setattr(transport, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_BATCH", 21)
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 20)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_LOW", 20)
 
 
 @pytest.fixture

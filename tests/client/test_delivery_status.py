@@ -91,7 +91,7 @@ def test_what_a_relay_invents_is_reported_and_never_believed(
     ]  # fmt: skip
     for lie in lies:
         news = told_by(recorder, alice, said(sent, alice, bob, **lie))
-        assert news.changes == (), lie
+        assert news.changes == [], lie
         assert len(news.doubts) == 1, lie
         assert outgoing(alice).status is OutboxStatus.QUEUED
     # The signed word counts, not what the relay makes of it.
@@ -113,7 +113,7 @@ def test_a_relays_own_word_is_taken_as_its_word(
     assert row.resealable
     assert (
         told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts")).changes
-        == ()
+        == []
     )
 
 

@@ -24,12 +24,13 @@ import pytest
 
 from angelia.client import (
     ack_plan,
+    clock,
     delivery_status,
     mail_calls,
     mail_receiving,
     mail_stream,
-    mailbox_keys,
     mailbox_server,
+    own_key_renewal,
     transport,
 )
 from angelia.client.mail_sending import OutboxDelivery
@@ -80,7 +81,7 @@ class Plot:
     def later(self) -> None:
         """Minutes pass, and Alice's mailbox tries again what waits."""
         with contextlib.suppress(AngeliaError), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
+            patch.setattr(clock, "now", lambda: now() + timedelta(seconds=200))
             self.alice.client.mail.deliver_outbox(self.alice.mailbox)
 
     def ask(self) -> delivery_status.OutboxUpdate | None:
@@ -381,7 +382,7 @@ def people(_relay: Liar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "FIRST_PAUSE", 0.001)
         patch.setattr(transport, "LONGEST_ANSWER", 1 << 20)
-        patch.setattr(mailbox_keys, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+        patch.setattr(own_key_renewal, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
         _relay.honest()
         made = [Person(_relay.url, home, name) for name in ("alice", "bob", "mallory", "carol")]
         for person in made:
@@ -515,7 +516,7 @@ def test_however_often_a_relay_calls_the_key_of_what_it_took_revoked_nothing_is_
     for minutes in (6, 12, 18):
         bob.client.keys.rotate(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
         with monkeypatch.context() as patch:
-            patch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
+            patch.setattr(clock, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
             news = alice.client.mail.update_outbox(alice.mailbox)
         assert [type(one.error) for one in news.doubts] == [SealStands]
     assert liar.count("POST", SEND) == 0
@@ -579,7 +580,7 @@ def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_lo
     first = log.read_bytes()
     for hours in range(3):
         at = now() + timedelta(minutes=61 * hours)
-        monkeypatch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, at))
+        monkeypatch.setattr(clock, "now", functools.partial(lambda at: at, at))
         for _ in range(5):
             received = bob.client.mail.receive(bob.mailbox)
             assert (received.messages, received.recovered) == ((), ())
@@ -602,21 +603,21 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
 
     liar.lie("POST", ACK, refused)
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
-    clock = began = now()
-    monkeypatch.setattr(mailbox_keys, "now", lambda: clock)
+    at = began = now()
+    monkeypatch.setattr(clock, "now", lambda: at)
     for _ in range(5):
         bob.client.mail.receive(bob.mailbox)
-        clock += timedelta(seconds=30)  # as long as a lease
+        at += timedelta(seconds=30)  # as long as a lease
     assert liar.count("POST", ACK) == 5
-    while clock < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
+    while at < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
         bob.client.mail.receive(bob.mailbox)
-        clock += timedelta(seconds=30)
+        at += timedelta(seconds=30)
     assert 5 < liar.count("POST", ACK) <= 12
 
 
-@pytest.mark.parametrize("clock", [timedelta(seconds=6), timedelta(hours=-2)], ids=["right", "set back"])
+@pytest.mark.parametrize("ahead", [timedelta(seconds=6), timedelta(hours=-2)], ids=["right", "set back"])
 def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
-    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, clock: timedelta
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, ahead: timedelta
 ) -> None:
     alice, bob = deceived
     wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
@@ -630,7 +631,7 @@ def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
     with pytest.raises(KeyboardInterrupt):
         bob.client.mail.receive(bob.mailbox)
     bob.reopen()
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + clock)
+    monkeypatch.setattr(clock, "now", lambda: now() + ahead)
     for _ in range(3):
         bob.client.mail.receive(bob.mailbox)
     assert liar.count("POST", ACK) == 1
@@ -739,12 +740,12 @@ def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_an
     monkeypatch.setattr(own_keys, "ONE_TIME_MADE_EVERY", timedelta(0))
     for _ in range(8):
         alice.client.keys.publish(alice.mailbox)
-    assert living() < 4 * mailbox_keys.ONE_TIME_BATCH
+    assert living() < 4 * own_key_renewal.ONE_TIME_BATCH
 
 
 def test_a_new_pair_gets_one_time_keys_at_once(deceived: tuple[Person, Person]) -> None:
     alice, _ = deceived
-    assert alice.client.keys.rotate(alice.mailbox, signer=True).prekeys_uploaded == mailbox_keys.ONE_TIME_BATCH
+    assert alice.client.keys.rotate(alice.mailbox, signer=True).prekeys_uploaded == own_key_renewal.ONE_TIME_BATCH
 
 
 def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
@@ -761,7 +762,7 @@ def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
     for _ in range(3):
         alice.client.keys.rotate_due(alice.mailbox)
     assert alice.version == 1
-    monkeypatch.setattr(mailbox_keys, "SCHEDULED_EVERY", timedelta(0))
+    monkeypatch.setattr(own_key_renewal, "SCHEDULED_EVERY", timedelta(0))
     alice.client.keys.rotate_due(alice.mailbox)
     assert alice.version == 2
 

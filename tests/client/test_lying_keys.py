@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, Unreachable, mailbox_keys, transport
-from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
+from angelia.client import AsyncClient, Client, Unreachable, clock, own_key_renewal, peer_keys, transport
+from angelia.client.peer_keys import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
@@ -69,7 +69,7 @@ def handle(person: Person) -> str:
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """The clients' clock, so much ahead."""
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + by)
+    monkeypatch.setattr(clock, "now", lambda: now() + by)
 
 
 def published(person: Person, age: timedelta) -> None:
@@ -254,7 +254,7 @@ def test_keys_that_cannot_be_renewed_now_keep_no_mail_back_and_are_tried_again_l
     assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
     assert any("could not be renewed" in line for line in told(alice, NoticeKind.WARNING))
     liar.honest()
-    monkeypatch.setattr(mailbox_keys, "now", now)
+    monkeypatch.setattr(clock, "now", now)
     alice.reopen()
     alice.client.keys.publish(alice.mailbox)
     assert alice.in_step()
@@ -408,7 +408,7 @@ def test_a_sender_who_had_enough_one_time_keys_asks_again_only_after_a_while(
     for _ in range(3):
         alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 1
-    later(monkeypatch, mailbox_keys.ONE_TIME_PAUSE)
+    later(monkeypatch, peer_keys.ONE_TIME_PAUSE)
     alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 2
 
@@ -424,7 +424,7 @@ def test_without_the_server_a_known_recipients_copy_serves(alice: Person, bob: P
 def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 19)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_LOW", 19)
     for _ in range(2):
         if used:
             alice.client.mail.send(alice.mailbox, bob.name, b"hello")

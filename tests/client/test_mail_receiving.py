@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from angelia.api import Operation
-from angelia.client import Client, Unreachable, key_calls, mail_calls, mail_receiving, mailbox_keys
+from angelia.client import Client, Unreachable, clock, key_calls, mail_calls, mail_receiving
 from angelia.client.ack_plan import LATER, MUCH_LATER, AckVerdict
 from angelia.client.api_errors import _class_of
 from angelia.client.mail_calls import LeasedMessage
@@ -238,7 +238,7 @@ def test_mail_of_two_weeks_is_opened_by_a_mailbox_that_makes_none_so_long(
         patient = Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now(), ttl_max=fortnight)
         with patient, Client(alice.url, identity=patient) as client:
             client.mail.send(patient, bob.name, b"two weeks", ttl_seconds=fortnight)
-        monkeypatch.setattr(mailbox_keys, "now", now)
+        monkeypatch.setattr(clock, "now", now)
         (opened,) = bob.client.mail.receive(bob.mailbox).messages
         assert (opened.body, (opened.message.expires_at - opened.message.created_at).days) == (b"two weeks", 14)
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from angelia.client import Client, Unreachable, mail_sending, mailbox_keys, transport
+from angelia.client import Client, Unreachable, clock, mail_sending, transport
 from angelia.client.ack_plan import AckVerdict
 from angelia.client.mail_calls import LeasedMessage
 from angelia.envelope import wire
@@ -61,7 +61,7 @@ def test_a_message_opens_once_and_its_sender_gets_a_signed_receipt(alice: Person
         (sent.replay_key, OutboxStatus.DELIVERED, Attested.RECIPIENT)
     ]
     assert not outgoing(alice).resealable
-    assert alice.client.mail.update_outbox(alice.mailbox).changes == ()
+    assert alice.client.mail.update_outbox(alice.mailbox).changes == []
 
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
     assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.READ]
@@ -132,7 +132,7 @@ def test_a_message_that_was_sealed_again_is_taken_back_by_the_id_that_it_had(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox_keys, "now", lambda: now() - timedelta(minutes=10))
+        patch.setattr(clock, "now", lambda: now() - timedelta(minutes=10))
         first = alice.client.mail.seal(alice.mailbox, bob.name, b"never mind")
     (sent,) = alice.client.mail.deliver_outbox(alice.mailbox).sent
     assert sent.replay_key != first.replay_key
@@ -346,11 +346,11 @@ def test_what_cannot_be_sent_waits_in_the_outbox_and_is_sent_byte_for_byte(
         row = outgoing(alice)
         assert away.value.members == {mail_sending.WAITING: row.replay_key}
         assert (row.status, row.attempts) == (OutboxStatus.STORED, 1)
-        monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))
+        monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=2))
         (unsent,) = client.mail.deliver_outbox(alice.mailbox).unsent
         assert isinstance(unsent.error, Unreachable)
     assert outgoing(alice).attempts == 2
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=5))
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=5))
     stored = alice.mailbox.outbox.wire(row.replay_key)
     (sent,) = alice.client.mail.deliver_outbox(alice.mailbox).sent
     assert sent.envelope.wire == stored
@@ -381,7 +381,7 @@ def test_a_lost_answer_costs_nothing_and_the_message_comes_once(
         alice.client.mail.send(alice.mailbox, bob.name, b"once")
     assert outgoing(alice).status is OutboxStatus.STORED
     # Ten minutes later its bytes are too old to be taken for the first time, but not to be recognised.
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(minutes=10))
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(minutes=10))
     (sent,) = alice.client.mail.deliver_outbox(alice.mailbox).sent
     assert sent.replay_key == outgoing(alice).replay_key
     monkeypatch.undo()
@@ -393,7 +393,7 @@ def test_a_message_that_waited_too_long_is_sealed_again_under_its_id(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox_keys, "now", lambda: now() - timedelta(minutes=10))
+        patch.setattr(clock, "now", lambda: now() - timedelta(minutes=10))
         old = alice.client.mail.seal(alice.mailbox, bob.name, b"overdue")
     (sent,) = alice.client.mail.deliver_outbox(alice.mailbox).sent
     assert sent.replay_key != old.replay_key
@@ -406,7 +406,7 @@ def test_a_message_of_a_clock_that_ran_ahead_goes_out_once_the_clock_is_right(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(hours=6))
+        patch.setattr(clock, "now", lambda: now() + timedelta(hours=6))
         alice.client.mail.seal(alice.mailbox, bob.name, b"from tonight", one_time=False)
     assert len(alice.client.mail.deliver_outbox(alice.mailbox).sent) == 1
     assert bodies(bob) == [b"from tonight"]
@@ -417,16 +417,16 @@ def test_however_often_a_message_is_tried_its_few_envelopes_last_for_a_day(
 ) -> None:
     alice, bob = deceived
     liar.instead("POST", "/v1/messages", problem(400, "clock_skew"))
-    began = clock = now()
-    monkeypatch.setattr(mailbox_keys, "now", lambda: clock)
+    began = at = now()
+    monkeypatch.setattr(clock, "now", lambda: at)
     with pytest.raises(transport.ApiError):
         alice.client.mail.send(alice.mailbox, bob.name, b"hello", one_time=False)
-    while clock < began + timedelta(hours=8):
-        clock += timedelta(minutes=3 if clock < began + timedelta(hours=1) else 20)
+    while at < began + timedelta(hours=8):
+        at += timedelta(minutes=3 if at < began + timedelta(hours=1) else 20)
         alice.client.mail.deliver_outbox(alice.mailbox)
     (row,) = (row for row in alice.mailbox.outbox.page() if row.status is not OutboxStatus.RESEALED)
     assert row.reseals == 4
-    clock = now()
+    at = now()
     liar.honest()
     assert len(alice.client.mail.retry_outbox(alice.mailbox).sent) == 1  # whoever says so does not wait for the next
     assert bodies(bob) == [b"hello"]
@@ -435,7 +435,7 @@ def test_however_often_a_message_is_tried_its_few_envelopes_last_for_a_day(
 def test_a_clock_that_is_wrong_is_named_and_the_message_waits(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(minutes=10))
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(minutes=10))
     with pytest.raises(transport.ApiError) as refused:
         alice.client.mail.send(alice.mailbox, bob.name, b"from tomorrow")
     assert refused.value.code == "clock_skew"
@@ -489,7 +489,7 @@ def test_a_message_without_its_bytes_is_given_up_and_the_others_are_sent(alice: 
     path = alice.mailbox.directory / "outbox" / f"{broken.replay_key}.agl"
     path.write_bytes(b"changed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))
+        patch.setattr(clock, "now", lambda: now() + timedelta(seconds=2))
         done = alice.client.mail.deliver_outbox(alice.mailbox)
     assert [one.message.replay_key for one in done.unsent] == [broken.replay_key]
     assert [one.replay_key for one in done.sent] == [good.replay_key]
@@ -508,7 +508,7 @@ def test_a_message_whose_file_cannot_be_read_now_is_sent_when_it_can(
     letter = alice.client.mail.seal(alice.mailbox, bob.name, b"precious")
     path = alice.mailbox.directory / "outbox" / f"{letter.replay_key}.agl"
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))
+        patch.setattr(clock, "now", lambda: now() + timedelta(seconds=2))
         if fault == "a hard link":
             path.with_name("backup").hardlink_to(path)
         else:

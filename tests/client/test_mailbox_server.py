@@ -18,9 +18,9 @@ from angelia.client import (
     Client,
     Unreachable,
     channel_signing,
+    clock,
     delivery_status,
     mail_stream,
-    mailbox_keys,
     mailbox_server,
     transport,
 )
@@ -241,7 +241,7 @@ async def test_what_waits_in_the_outbox_is_sent_and_followed_whenever_a_stream_b
     alice.client.mail.send(alice.mailbox, bob.name, b"sent before")
     assert len(bob.client.mail.receive(bob.mailbox).messages) == 1
     alice.client.mail.seal(alice.mailbox, bob.name, b"never sent")
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))  # it is due
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=2))  # it is due
     async with served(alice) as task:
         await until(
             lambda: (

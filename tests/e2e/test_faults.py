@@ -360,7 +360,7 @@ def _check_receipts(server: ServerProcess, senders: list[Sender], delivered: set
     )
     assert wrong == [], "every receipt is signed by its recipient and has its times"
     for sender in senders:
-        assert sender.client.mail.update_outbox(sender.mailbox).doubts == ()
+        assert sender.client.mail.update_outbox(sender.mailbox).doubts == []
         states = {row.replay_key: row.status for row in sender.outbox()}
         assert {states[key] for key in sender.taken & delivered} <= {OutboxStatus.DELIVERED, OutboxStatus.READ}, (
             Counter(states.values())

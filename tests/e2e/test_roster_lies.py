@@ -18,8 +18,8 @@ from angelia.channels import api as channels
 from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
 from angelia.client.channel_reading import Unopened
-from angelia.client.mailbox_keys import Renamed
 from angelia.client.operation_requests import ask
+from angelia.client.peer_keys import Renamed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import mailbox_keys
+from angelia.client import own_key_renewal
 from angelia.client.ack_plan import AckVerdict
 from angelia.envelope.refusals import NotAllowed, Replayed
 from angelia.mailbox.outbox_message import OutboxStatus
@@ -32,8 +32,8 @@ def server(directory: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def people(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Person]]:
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_BATCH", 21)
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 20)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_LOW", 20)
     made: list[Person] = []
 
     def make(name: str) -> Person:

@@ -8,6 +8,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from http_agents import Server
 from keyholder import KeyHolder, KeySlice
@@ -24,7 +25,7 @@ async def locked_down(keys_slice: KeySlice, now: datetime) -> KeySlice:
 
 
 async def allow(keys: KeySlice, now: datetime, subject: str, object: str, **how: str) -> None:
-    await keys.policy.add("op", Effect.ALLOW, Action.READ_KEYS, subject, object, now, **how)
+    await keys.policy.add("op", PolicyRuleBody(Effect.ALLOW, Action.READ_KEYS, subject, object, **how), now)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -21,9 +21,10 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, KeyRevoked, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import delivery as delivery_module
-from angelia.mail.acknowledgement import Ack, Acknowledged, Nacked
-from angelia.mail.delivery import LeaseRequest
+from angelia.mail.acknowledgement import Acknowledged, Nacked
+from angelia.mail.api import AckItem, ReceiveQuery
 from angelia.mail.model import DeliveryStatus
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from angelia.stores import wake as wake_module
 from http_agents import Server
@@ -99,7 +100,7 @@ async def test_a_conversation_whose_first_answers_are_in_hands_gives_the_next_on
         await office.sent(alice, bob, now, str(n).encode(), correlation_id=thread)
     seen = []
     for most in (1, 1, 2, 2):
-        got = await office.delivery.receive(agent, LeaseRequest(most=most, correlation_id=thread), 0, now)
+        got = await office.delivery.receive(agent, ReceiveQuery(max_messages=most, correlation_id=thread), now)
         seen.append((bodies(bob, got.messages), got.has_more))
     assert [got for got, _ in seen] == [[b"0"], [b"1"], [b"2", b"3"], [b"4"]]
     assert [more for _, more in seen[:3]] == [True, True, True]
@@ -171,7 +172,7 @@ async def test_a_message_in_somebodys_hands_is_given_to_nobody_until_the_lease_r
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
     await office.sent(alice, bob, now)
-    (first,) = await office.poll(bob, now, lease=30 * SECOND)
+    (first,) = await office.poll(bob, now, lease_seconds=30)
     assert await office.poll(bob, now + 29 * SECOND) == []
     (second,) = await office.poll(bob, now + 30 * SECOND)
     assert (first.attempt, second.attempt) == (1, 2)
@@ -184,7 +185,7 @@ async def test_what_comes_back_takes_its_old_place(
 ) -> None:
     for n in range(3):
         await office.sent(alice, bob, now, str(n).encode())
-    await office.poll(bob, now, most=2)
+    await office.poll(bob, now, max_messages=2)
     assert bodies(bob, await office.poll(bob, now + MINUTE)) == [b"0", b"1", b"2"]
 
 
@@ -193,7 +194,9 @@ async def test_two_that_poll_at_once_never_get_the_same_message(
 ) -> None:
     elsewhere: PostOffice = await another()
     await asyncio.gather(*(office.sent(alice, bob, now) for _ in range(60)))
-    polls = await asyncio.gather(*(place.poll(bob, now, most=7) for _ in range(8) for place in (office, elsewhere)))
+    polls = await asyncio.gather(
+        *(place.poll(bob, now, max_messages=7) for _ in range(8) for place in (office, elsewhere))
+    )
     got = [one.row.replay_key for poll in polls for one in poll]
     assert (len(got), len(set(got))) == (60, 60)
 
@@ -344,7 +347,7 @@ async def test_what_expired_or_was_withdrawn_cannot_be_acknowledged(
     assert isinstance(await office.ack(bob, got, now + MINUTE), MessageExpired)
     envelope = await office.sent(alice, bob, now)
     await office.withdraw(alice, envelope, now)
-    ack = Ack(bytes.fromhex(envelope.replay_key), got.token, None)
+    ack = AckItem(replay_key=envelope.replay_key, lease_token=str(got.token))
     (done,) = await office.acknowledgements.acknowledge(await office.agent(bob), [ack], now)
     assert isinstance(done, Conflict)
 
@@ -420,7 +423,7 @@ async def test_a_message_that_is_put_off_without_counting_never_becomes_a_dead_l
     for _ in range(10):
         (got,) = await office.poll(bob, at)
         assert got.attempt == 1
-        done = await office.nack(bob, got, at, reason="not allowed", retry_after=hour, counted=False)
+        done = await office.nack(bob, got, at, reason="not allowed", retry_after=3600, counted=False)
         assert done == Nacked(at + hour)
         assert await office.poll(bob, at + hour - timedelta(milliseconds=1)) == []
         at += hour
@@ -448,7 +451,7 @@ async def test_what_was_put_off_was_given_so_that_it_is_not_withdrawn_and_its_le
 ) -> None:
     envelope = await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
-    await office.nack(bob, got, now, retry_after=timedelta(hours=1), counted=False)
+    await office.nack(bob, got, now, retry_after=3600, counted=False)
     with pytest.raises(Conflict, match="given the message already"):
         await office.withdraw(alice, envelope, now)
     assert isinstance(await office.ack(bob, got, now + MINUTE), Acknowledged)
@@ -507,6 +510,7 @@ NO_NACKS: list[Any] = [
     {"reason": "x" * 1025},
     {"replay_key": "A" * 64},
     {"replay_key": "0" * 63},
+    {"replay_key": "0" * 64 + "\n"},
     {"lease_token": "0" * 64 + "\n"},
     {"counted": 0},
     {"more": 1},
@@ -518,6 +522,18 @@ async def test_what_is_no_nack_is_refused(server: Server, bob: Correspondent) ->
         whole = {"replay_key": "0" * 64, "lease_token": "0" * 64, **item}
         answer = await bob.post(server, "/v1/messages/nack", {"nacks": [whole]})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+
+
+async def test_one_ack_that_cannot_be_read_refuses_all_of_them(
+    server: Server, office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    (got,) = await bob.poll(server)
+    good = {"replay_key": got.replay_key, "lease_token": got.lease_token}
+    for bad in ({**good, "replay_key": got.replay_key + "\n"}, {**good, "lease_token": got.lease_token + "\n"}):
+        answer = await bob.post(server, "/v1/messages/acknowledge", {"acks": [good, bad]})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert (await alice.receipt_of(server, envelope.replay_key))["status"] == "pending"
 
 
 # Dead letters.
@@ -691,7 +707,7 @@ async def test_a_message_that_may_not_be_delivered_at_the_moment_can_be_withdraw
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
     envelope = await office.sent(alice, bob, now)
-    rule = await office.policy.add("op", Effect.DENY, Action.SEND, "alice", "bob", now)
+    rule = await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "bob"), now)
     assert await office.poll(bob, now) == []
     await office.withdraw(alice, envelope, now + SECOND)
     await office.policy.remove("op", rule.rule_id, now)
@@ -812,7 +828,7 @@ async def test_a_long_poll_wakes_when_mail_comes_and_does_not_look_for_it(
         return polls[-1]
 
     monkeypatch.setattr(office.delivery, "_next", counted)
-    waiting = asyncio.create_task(office.poll(bob, now, wait=30))
+    waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=30))
     async with asyncio.timeout(10):
         await listens.wait()
         await asyncio.sleep(0.3)
@@ -830,7 +846,7 @@ async def test_a_long_poll_gets_what_came_just_before_it_listened(
     for module in (delivery_module, wake_module):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     for _ in range(5):
-        waiting = asyncio.create_task(office.poll(bob, now, wait=20))
+        waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=20))
         await asyncio.sleep(0)
         await office.sent(alice, bob, now)
         async with asyncio.timeout(3):
@@ -844,12 +860,12 @@ async def test_a_long_poll_wakes_when_a_lease_or_a_back_off_ends(
     for module in (delivery_module, wake_module):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     await office.sent(alice, bob, now)
-    await office.poll(bob, now, lease=timedelta(seconds=0.3))
+    await office.poll(bob, now, lease_seconds=0.3)
     async with asyncio.timeout(5):
-        (got,) = await office.poll(bob, now, wait=20)
-    await office.nack(bob, got, now, retry_after=timedelta(seconds=0.4))
+        (got,) = await office.poll(bob, now, wait_timeout_seconds=20)
+    await office.nack(bob, got, now, retry_after=0.4)
     async with asyncio.timeout(5):
-        (again,) = await office.poll(bob, now, wait=20)
+        (again,) = await office.poll(bob, now, wait_timeout_seconds=20)
     assert again.attempt == 3
 
 
@@ -859,7 +875,7 @@ async def test_a_long_poll_for_an_answer_wakes_for_it_and_not_for_other_mail(
     for module in (delivery_module, wake_module):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     thread = uuid4()
-    waiting = asyncio.create_task(office.poll(bob, now, wait=20, correlation_id=thread))
+    waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=20, correlation_id=thread))
     await office.sent(alice, bob, now, b"other")
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -871,14 +887,14 @@ async def test_a_long_poll_for_an_answer_wakes_for_it_and_not_for_other_mail(
 
 async def test_a_long_poll_without_mail_ends_in_time(office: PostOffice, bob: Correspondent, now: datetime) -> None:
     began = time.monotonic()
-    assert await office.poll(bob, now, wait=0.3) == []
+    assert await office.poll(bob, now, wait_timeout_seconds=0.3) == []
     assert 0.25 < time.monotonic() - began < 2
 
 
 async def test_a_server_that_stops_answers_those_who_wait(
     office: PostOffice, bob: Correspondent, now: datetime
 ) -> None:
-    waiting = asyncio.create_task(office.poll(bob, now, wait=30))
+    waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=30))
     await asyncio.sleep(0.1)
     office.wake.stop()
     async with asyncio.timeout(2):
@@ -892,7 +908,7 @@ async def test_whoever_goes_away_at_whatever_moment_takes_no_message_along(
     await office.sent(alice, bob, now)
     finished = 0
     for steps in range(60):
-        leaving = asyncio.create_task(office.poll(bob, now, wait=5))
+        leaving = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=5))
         for _ in range(steps):
             await asyncio.sleep(0)
         leaving.cancel()
@@ -910,7 +926,7 @@ async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
     for steps in range(0, 40, 2):
-        leaving = asyncio.create_task(office.poll(bob, now, wait=5))
+        leaving = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=5))
         await asyncio.sleep(0.02)
         await office.sent(alice, bob, now)
         for _ in range(steps):
@@ -983,7 +999,7 @@ async def test_ghosts_do_not_hide_what_stands_behind_them(
         await office.sent(alice, bob, now)
     await connection.execute("DELETE FROM envelopes")  # settled, and their scripts lost
     await office.sent(alice, bob, now, b"real")
-    assert bodies(bob, await office.poll(bob, now, most=5)) == [b"real"]
+    assert bodies(bob, await office.poll(bob, now, max_messages=5)) == [b"real"]
 
 
 async def test_a_hot_copy_is_never_handed_over_on_its_own_word(
@@ -1037,7 +1053,7 @@ async def test_a_page_stops_before_it_gets_too_large(
         await office.sent(alice, bob, now)
     agent = await office.agent(bob)
     sizes = []
-    while (got := await office.delivery.receive(agent, LeaseRequest(), 0, now)).messages:
+    while (got := await office.delivery.receive(agent, ReceiveQuery(), now)).messages:
         sizes.append((len(got.messages), got.has_more))
         assert {one.attempt for one in got.messages} == {1}
     assert sizes == [(2, True), (2, True), (1, False)]
@@ -1050,7 +1066,7 @@ async def test_the_flood_of_somebody_blocked_does_not_keep_others_mail_away(
         await office.sent(alice, bob, now)
     await office.sent(carol, bob, now, b"behind them")
     assert (await bob.put(server, "/v1/blocks/alice", None)).status_code == 204
-    assert bodies(bob, await office.poll(bob, now, most=2)) == [b"behind them"]
+    assert bodies(bob, await office.poll(bob, now, max_messages=2)) == [b"behind them"]
 
 
 async def test_a_copy_that_is_not_what_the_ledger_has_is_not_handed_over(

@@ -49,7 +49,14 @@ def number(name: bytes) -> int:
 
 
 def place(n: int, priority: int = 1, seq: int | None = None, recipient: str = "bob") -> QueuePlace:
-    return QueuePlace(recipient, mref(n), Priority(priority), n if seq is None else seq, NOW)
+    return QueuePlace(
+        recipient=recipient,
+        mref=mref(n),
+        replay_key=b"",
+        priority=Priority(priority),
+        seq=n if seq is None else seq,
+        queued_at=NOW,
+    )
 
 
 async def claimed(queues: HotMail, at: datetime = NOW, most: int = 100, min_priority: int = 0) -> list[int]:
@@ -245,7 +252,7 @@ async def test_messages_are_claimed_by_name_if_nobody_has_them(queues: HotMail) 
     for n in range(4):
         await queues.enqueue(place(n), str(n).encode())
     await queues.claim("bob", 1, 0, NOW, NOW + MINUTE)
-    wanted = [(mref(n), place(n).seq) for n in (0, 2, 7, 3)]
+    wanted = [place(n) for n in (0, 2, 7, 3)]
     got = await queues.claim_these("bob", wanted, NOW, NOW + MINUTE, 2)
     # Also one that the index has forgotten: the ledger named it.
     assert [number(one.mref) for one in got] == [2, 7]
@@ -257,15 +264,14 @@ async def test_messages_are_claimed_by_name_if_nobody_has_them(queues: HotMail) 
 async def test_a_message_is_held_back_only_before_its_first_lease(queues: HotMail) -> None:
     for n in (1, 2):
         await queues.enqueue(place(n))
-    score = model.score(1, 1)
-    assert await queues.hold("bob", mref(1), score, NOW, NOW + 10 * SECOND)
-    assert await queues.hold("bob", mref(1), score, NOW, NOW + 10 * SECOND)  # who holds it may say so again
+    assert await queues.hold(place(1), NOW, NOW + 10 * SECOND)
+    assert await queues.hold(place(1), NOW, NOW + 10 * SECOND)  # who holds it may say so again
     assert await claimed(queues) == [2]
-    assert not await queues.hold("bob", mref(2), model.score(1, 2), NOW, NOW + 10 * SECOND)
+    assert not await queues.hold(place(2), NOW, NOW + 10 * SECOND)
     (got,) = (await queues.claim("bob", 5, 0, NOW + 10 * SECOND, NOW + 20 * SECOND)).messages
     assert (got.mref, got.attempt) == (mref(1), 1)
-    assert await queues.hold("bob", mref(9), model.score(1, 9), NOW, NOW + SECOND)  # not in the index: a crash
-    assert not await queues.hold("bob", mref(1), score, NOW + MINUTE, NOW + 2 * MINUTE)
+    assert await queues.hold(place(9), NOW, NOW + SECOND)  # not in the index: a crash
+    assert not await queues.hold(place(1), NOW + MINUTE, NOW + 2 * MINUTE)
 
 
 async def test_two_that_claim_at_once_get_different_messages(queues: HotMail) -> None:
@@ -326,8 +332,7 @@ async def test_an_enqueue_that_arrives_after_the_acknowledgment_delivers_nothing
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     await office.ack(bob, got, now)
-    ghost = QueuePlace("bob", got.row.mref, got.row.priority, got.row.seq, now)
-    assert await office.queues.enqueue(ghost, got.wire)
+    assert await office.queues.enqueue(got.row, got.wire)
     assert await office.poll(bob, now) == []
     assert await office.hot._redis.keys("ang:mail:*") == []
 

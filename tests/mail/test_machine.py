@@ -21,8 +21,8 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, Unavailable
 from angelia.mail import ticks
-from angelia.mail.acknowledgement import Ack, Acknowledged, Nack, Nacked
-from angelia.mail.delivery import LeaseRequest
+from angelia.mail.acknowledgement import Acknowledged, Nacked
+from angelia.mail.api import AckItem, NackItem, ReceiveQuery
 from angelia.mail.model import Accepted, EnvelopeRow, LeaseToken
 from keyholder import whole_ms
 from mail_agents import Correspondent
@@ -195,8 +195,8 @@ class MailMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 4), min_priority=st.sampled_from((0, 0, 2)))
     def poll(self, most: int, min_priority: int) -> None:
         agent = self.run(self.world.office.agent(self.world.bob))
-        wanted = LeaseRequest(most=most, min_priority=min_priority, lease=timedelta(seconds=LEASE))
-        got = self.run(self.world.office.delivery.receive(agent, wanted, 0, self.now))
+        wanted = ReceiveQuery(max_messages=most, min_priority=min_priority, lease_seconds=LEASE)
+        got = self.run(self.world.office.delivery.receive(agent, wanted, self.now))
         free = [one for one in self.messages if one.indexed and (one.until is None or one.until <= self.now)]
         for one in free:
             one.until = None  # back in its place
@@ -241,7 +241,7 @@ class MailMachine(RuleBasedStateMachine):
         chosen = self._given(n, k)
         assert chosen is not None
         message, token = chosen
-        ack = Ack(bytes.fromhex(message.envelope.replay_key), token, None)
+        ack = AckItem(replay_key=message.envelope.replay_key, lease_token=str(token))
         agent = self.run(self.world.office.agent(self.world.bob))
         (told,) = self.run(self.world.office.acknowledgements.acknowledge(agent, [ack], self.now))
         if message.held_by_other(token, self.now):
@@ -278,7 +278,7 @@ class MailMachine(RuleBasedStateMachine):
                 self._give_back(message, message.token)
 
     def _give_back(self, message: Message, token: LeaseToken) -> None:
-        nack = Nack(bytes.fromhex(message.envelope.replay_key), token, "no")
+        nack = NackItem(replay_key=message.envelope.replay_key, lease_token=str(token), reason="no")
         agent = self.run(self.world.office.agent(self.world.bob))
         (told,) = self.run(self.world.office.acknowledgements.nack(agent, [nack], self.now))
         if message.state != "queued" or message.expires_at <= self.now:
@@ -378,7 +378,7 @@ class MailMachine(RuleBasedStateMachine):
         self.forget_and_rebuild()
         agent = self.run(self.world.office.agent(self.world.bob))
         # An hour of steps leaves no more than these.
-        got = self.run(self.world.office.delivery.receive(agent, LeaseRequest(most=100), 0, self.now))
+        got = self.run(self.world.office.delivery.receive(agent, ReceiveQuery(max_messages=100), self.now))
         waiting = [one for one in self.messages if one.state == "queued" and one.expires_at > self.now]
         assert [one.row.replay_key.hex() for one in got.messages] == [
             one.envelope.replay_key for one in sorted(waiting, key=lambda one: one.place)

@@ -16,8 +16,8 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import DiskFull
 from angelia.mail import store
-from angelia.mail.delivery import LeasedEnvelope, LeaseRequest
-from angelia.mail.model import QueuePlace
+from angelia.mail.api import ReceiveQuery
+from angelia.mail.delivery import LeasedEnvelope
 from angelia.stores.ledger import Tx
 from mail_agents import Correspondent
 from mail_office import PostOffice, open_office
@@ -53,7 +53,7 @@ async def test_what_the_hot_tier_forgot_is_not_overtaken_before_it_is_rebuilt(
     sent = [await office.sent(alice, bob, now) for _ in range(3)]
     await office.forget_everything()
     sent.append(await office.sent(alice, bob, now))
-    assert wires(await office.poll(bob, now, most=2)) == sent_wires(sent[:2])
+    assert wires(await office.poll(bob, now, max_messages=2)) == sent_wires(sent[:2])
     assert wires(await office.poll(bob, now)) == sent_wires(sent[2:])
     assert await office.poll(bob, now) == []
 
@@ -67,7 +67,7 @@ async def test_more_than_one_page_of_forgotten_messages_comes_in_its_order(
         await office.mail.send_many(agent, sent[at : at + 65], now)
     await office.forget_everything()
     sent.append(await office.sent(alice, bob, now))
-    first, second = [wires(await office.poll(bob, now, most=100)) for _ in range(2)]
+    first, second = [wires(await office.poll(bob, now, max_messages=100)) for _ in range(2)]
     assert first == sent_wires(sent[:100])
     # The hot tier knows one more, the newest; what stands before it is found again.
     assert second == sent_wires(sent[100:])
@@ -82,7 +82,7 @@ async def test_what_is_in_somebodys_hands_does_not_stand_in_the_way_and_does_not
     assert wires(await office.poll(bob, now)) == [second.wire]
     # Its lease runs out: it comes back, before what is newer and was never handed out.
     third = await office.sent(alice, bob, now + MINUTE)
-    back = await office.poll(bob, now + MINUTE, most=3)
+    back = await office.poll(bob, now + MINUTE, max_messages=3)
     assert wires(back) == [first.wire, second.wire, third.wire]
     assert [one.attempt for one in back] == [2, 2, 1]
     assert held.attempt == 1
@@ -109,7 +109,7 @@ async def test_a_stream_does_not_pass_a_forgotten_message(
     await office.forget_everything()
     second = await office.sent(alice, bob, now)
     agent = await office.agent(bob)
-    async with aclosing(office.delivery.stream(agent, MINUTE, 15, now)) as coming:
+    async with aclosing(office.delivery.stream(agent, 60, 15, now)) as coming:
         told = [await anext(coming) for _ in range(2)]
     assert [one.wire for one in told if isinstance(one, LeasedEnvelope)] == [first.wire, second.wire]
 
@@ -164,7 +164,7 @@ async def test_a_claim_that_is_given_up_gives_back_what_it_found_in_the_ledger_t
 
     with monkeypatch.context() as watched:
         watched.setattr(office.queues, "claim_these", slow)
-        polling = asyncio.create_task(office.delivery.receive(await office.agent(bob), LeaseRequest(), 0, now))
+        polling = asyncio.create_task(office.delivery.receive(await office.agent(bob), ReceiveQuery(), now))
         async with asyncio.timeout(10):
             await begun.wait()
         polling.cancel()
@@ -188,7 +188,7 @@ async def test_more_than_one_page_under_a_revoked_key_hides_nothing_and_is_not_l
     good = await office.sent(carol, bob, at)
     # No tick has failed them, as on a full disk.
     assert wires(await office.poll(bob, at)) == [good.wire]
-    nothing = await office.delivery.receive(await office.agent(bob), LeaseRequest(), 0, at + SECOND)
+    nothing = await office.delivery.receive(await office.agent(bob), ReceiveQuery(), at + SECOND)
     assert (nothing.messages, nothing.has_more) == ([], False)
     assert nothing.next_return is not None
     assert nothing.next_return > at + SECOND
@@ -206,7 +206,7 @@ async def test_two_processes_that_find_the_same_lost_message_hand_it_out_once(
         sent = [await office.sent(alice, bob, now) for _ in range(3)]
         await office.forget_everything()
         sent += [await office.sent(alice, bob, now) for _ in range(2)]
-        both = await asyncio.gather(office.poll(bob, now, most=1), other.poll(bob, now, most=1))
+        both = await asyncio.gather(office.poll(bob, now, max_messages=1), other.poll(bob, now, max_messages=1))
         got = [*both[0], *both[1], *await office.poll(bob, now)]
         assert sorted(wires(got)) == sorted(sent_wires(sent))
         for one in got:
@@ -220,6 +220,5 @@ async def test_a_late_enqueue_of_what_was_found_meanwhile_delivers_nothing_again
     await office.forget_everything()
     await office.sent(alice, bob, now)
     first, _ = await office.poll(bob, now)
-    late = QueuePlace("bob", first.row.mref, first.row.priority, first.row.seq, now)
-    assert not await office.queues.enqueue(late, first.wire)
+    assert not await office.queues.enqueue(first.row, first.wire)
     assert await office.poll(bob, now) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, parse_receipt, receipt_document
 from angelia.envelope.receipts import ReceiptDocument as Document
 from angelia.envelope.times import unix_ms
-from angelia.envelope.wire import Envelope
+from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import Conflict, KeyRevoked, MessageExpired, ReceiptArchived
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
@@ -26,10 +26,11 @@ from angelia.mail.model import (
     Attested,
     DeliveryStatus,
     ReceiptBacklog,
-    ReceiptRow,
+    ReceiptRecord,
     closed_before,
     final_before,
 )
+from angelia.mail.receipts import waiting
 from http_agents import Server
 from keyholder import now_ms
 from mail_agents import Correspondent, random_key
@@ -203,9 +204,9 @@ async def test_what_was_delivered_does_not_expire(
     ]
 
 
-def _row(status: DeliveryStatus) -> ReceiptRow:
-    values: dict[str, Any] = dict.fromkeys(ReceiptRow.__dataclass_fields__)
-    return ReceiptRow(**(values | {"status": status, "attested_by": Attested.RELAY}))
+def _row(status: DeliveryStatus) -> ReceiptRecord:
+    values: dict[str, Any] = dict.fromkeys(ReceiptRecord.__struct_fields__)
+    return ReceiptRecord(**(values | {"status": status, "attested_by": Attested.RELAY}))
 
 
 @given(st.lists(st.sampled_from(DeliveryStatus), max_size=6))
@@ -479,7 +480,7 @@ async def test_what_may_leave_for_the_archive_is_counted_with_how_late_it_is(
     await office.sent(alice, bob, now)
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     leaves = midnight + timedelta(days=31)
-    assert await office.receipts.waiting(leaves - SECOND) == ReceiptBacklog(0, None)
-    assert await office.receipts.waiting(leaves + timedelta(days=12)) == ReceiptBacklog(
-        1, midnight + timedelta(days=13) - now
-    )
+    late = midnight + timedelta(days=13) - now
+    async with office.ledger.reading() as tx:
+        assert await waiting(tx, leaves - SECOND, TTL_MAX) == ReceiptBacklog(0, None)
+        assert await waiting(tx, leaves + timedelta(days=12), TTL_MAX) == ReceiptBacklog(1, late)

@@ -22,6 +22,7 @@ from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, Key
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.mail.service import SendResult
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from http_agents import Server
 from keyholder import now_ms
@@ -225,7 +226,7 @@ async def test_a_stale_key_is_told_over_http_with_the_bundle(
 async def test_a_stale_key_is_told_without_the_bundle_to_a_sender_who_may_not_read_keys(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
-    await office.policy.add("op", Effect.DENY, Action.READ_KEYS, "alice", "bob", now, priority=9)
+    await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.READ_KEYS, "alice", "bob", priority=9), now)
     other = Correspondent().kem[KeyType.XWING].public
     with pytest.raises(KeyStale) as refused:
         await office.send(alice, alice.seal(bob, key=other, created_at=unix_ms(now)), now)

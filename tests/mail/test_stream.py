@@ -179,7 +179,7 @@ async def test_a_message_whose_lease_ran_out_comes_again(
 ) -> None:
     monkeypatch.setattr(delivery_module, "RECHECK_SECONDS", 60.0)
     await office.sent(alice, bob, now)
-    stream = office.delivery.stream(await office.agent(bob), timedelta(seconds=0.3), 60, now)
+    stream = office.delivery.stream(await office.agent(bob), 0.3, 60, now)  # type: ignore[arg-type]
     async with asyncio.timeout(5):
         attempts = [(await anext(stream)).attempt for _ in range(3)]  # type: ignore[union-attr]
     await stream.aclose()
@@ -256,7 +256,7 @@ async def test_a_listener_that_hangs_up_leaves_nothing_leased_that_it_was_not_to
 ) -> None:
     for _ in range(10):
         await office.sent(alice, bob, now)
-    stream = office.delivery.stream(await office.agent(bob), MINUTE, 60, now)
+    stream = office.delivery.stream(await office.agent(bob), 60, 60, now)
     told = [await anext(stream) for _ in range(3)]
     await stream.aclose()
     assert len(told) == 3

@@ -28,6 +28,7 @@ from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.mail import model, service
 from angelia.mail.model import HOLD
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from http_agents import Server
 from keyholder import now_ms
@@ -519,8 +520,8 @@ async def test_a_withdrawn_permission_stops_the_next_delivery_and_a_restored_one
 ) -> None:
     elsewhere: PostOffice = await another()
     await office.sent(alice, bob, now)
-    assert len(await elsewhere.poll(bob, now, lease=5 * SECOND)) == 1  # allowed, and remembered as such
-    rule = await office.policy.add("op", Effect.DENY, Action.SEND, "alice", "*", now)
+    assert len(await elsewhere.poll(bob, now, lease_seconds=5)) == 1  # allowed, and remembered as such
+    rule = await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "*"), now)
     with pytest.raises(Denied):
         await elsewhere.sent(alice, bob, now)
     at = now + 10 * SECOND
@@ -544,7 +545,7 @@ async def test_what_may_not_be_delivered_is_not_shown_by_its_name_either(
     short = await office.sent(alice, bob, now, ttl_seconds=60)
     assert (await shown(short, now), await shown(short, now + MINUTE)) == (True, False)
     envelope = await office.sent(alice, bob, now)
-    rule = await office.policy.add("op", Effect.DENY, Action.SEND, "alice", "*", now)
+    rule = await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "*"), now)
     assert not await shown(envelope, now)
     await office.policy.remove("op", rule.rule_id, now)
     assert await shown(envelope, now)
@@ -575,9 +576,9 @@ async def test_withheld_mail_does_not_hide_what_stands_behind_it(
     for _ in range(12):
         await office.sent(alice, bob, now, priority=Priority.CRITICAL)
     await office.sent(carol, bob, now)
-    await office.policy.add("op", Effect.DENY, Action.SEND, "alice", "*", now)
+    await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "*"), now)
     async with asyncio.timeout(5):
-        (got,) = await office.poll(bob, now, wait=5, most=10)
+        (got,) = await office.poll(bob, now, wait_timeout_seconds=5, max_messages=10)
     assert got.row.sender == "carol"
 
 

@@ -46,7 +46,7 @@ async def mark(connection: asyncpg.Connection, name: str) -> str | None:
 
 
 async def everything(office: PostOffice, who: Correspondent, now: datetime) -> set[bytes]:
-    return {one.row.replay_key for one in await office.poll(who, now, most=100)}
+    return {one.row.replay_key for one in await office.poll(who, now, max_messages=100)}
 
 
 # Expiry.
@@ -277,7 +277,7 @@ async def test_reconciling_goes_on_over_more_than_one_batch(
         for n in range(11):
             await office.sent(alice, bob, now + (n // 6) * MS)  # several at one time
     await office.background.reconcile(now + MINUTE)
-    assert len(await office.poll(bob, now + MINUTE, most=100)) == 11
+    assert len(await office.poll(bob, now + MINUTE, max_messages=100)) == 11
 
 
 async def test_a_hot_tier_that_lost_its_memory_is_filled_again_once(
@@ -293,17 +293,17 @@ async def test_a_hot_tier_that_lost_its_memory_is_filled_again_once(
         for to in (bob, carol)
         for priority in (Priority.LOW, Priority.CRITICAL, Priority.NORMAL, Priority.LOW, Priority.HIGH)
     ]
-    (leased,) = await office.poll(bob, now, most=1)
+    (leased,) = await office.poll(bob, now, max_messages=1)
     await office.forget_everything()
     assert await office.rebuild(await office.hot.birth_mark())
-    got = await office.poll(bob, died, most=100)
+    got = await office.poll(bob, died, max_messages=100)
     # By priority and arrival as before; attempts are forgotten, and so is whose hands it was in.
     assert [int(one.row.priority) for one in got] == [3, 2, 1, 0, 0]
     assert [one.attempt for one in got] == [1] * 5
     assert {one.row.replay_key.hex() for one in got} == {one.replay_key for one in sent[:5]}
     assert dead.replay_key not in {one.row.replay_key.hex() for one in got}
     assert leased.row.replay_key in {one.row.replay_key for one in got}
-    assert len(await office.poll(carol, died, most=100)) == 5
+    assert len(await office.poll(carol, died, max_messages=100)) == 5
 
 
 async def test_every_bucket_is_rebuilt(

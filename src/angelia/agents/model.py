@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import unicodedata
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from angelia.envelope.curve_points import sound_ed25519
@@ -20,8 +20,7 @@ _LIKE_UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0
 _BAD_KEY = "invalid public_key: must be base64-encoded Ed25519 public key (32 bytes)"
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(NamedTuple):
     """A checked request to register a key as an agent."""
 
     id: UUID
@@ -46,7 +45,7 @@ def parse_public_key(text: str) -> bytes:
     order."""
     try:
         raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise InvalidArgument(_BAD_KEY) from error
     if base64.b64encode(raw).decode() != text or not sound_ed25519(raw):
         raise InvalidArgument(_BAD_KEY)

@@ -21,10 +21,7 @@ Meet: TypeAlias = Callable[[str, AgentRow, datetime], Awaitable[None]]
 
 def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> list[Route]:
     """`meet` raises the same error for agents that the caller may not know of as for those that do not exist."""
-    return [*_identity_routes(agents, show_email=show_email), *_block_routes(agents, meet)]
 
-
-def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
     async def register(call: Call) -> Answer:
         body = call.json(api.RegisterBody)
         if not body.public_key:
@@ -74,18 +71,6 @@ def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
     async def show(call: Call) -> Answer:
         return Answer(body=_record(await agents.named(call.path("agent"))))
 
-    return [
-        Route(api.REGISTER, register),
-        Route(api.WHO, who),
-        Route(api.ME, me),
-        Route(api.UPDATE, update),
-        Route(api.CLAIM_HANDLE, claim_handle),
-        Route(api.LIST, list_agents),
-        Route(api.SHOW, show),
-    ]
-
-
-def _block_routes(agents: Agents, meet: Meet | None) -> list[Route]:
     async def block(call: Call) -> Answer:
         if meet is not None:
             await meet(call.path("agent"), call.agent, call.now)
@@ -103,7 +88,18 @@ def _block_routes(agents: Agents, meet: Meet | None) -> list[Route]:
         records = [BlockedAgentRecord(one.handle, one.blocked_at) for one in shown]
         return Answer(body=BlockedAgentList(records, following, total))
 
-    return [Route(api.LIST_BLOCKED, list_blocked), Route(api.BLOCK, block), Route(api.UNBLOCK, unblock)]
+    return [
+        Route(api.REGISTER, register),
+        Route(api.WHO, who),
+        Route(api.ME, me),
+        Route(api.UPDATE, update),
+        Route(api.CLAIM_HANDLE, claim_handle),
+        Route(api.LIST, list_agents),
+        Route(api.SHOW, show),
+        Route(api.LIST_BLOCKED, list_blocked),
+        Route(api.BLOCK, block),
+        Route(api.UNBLOCK, unblock),
+    ]
 
 
 def _record(agent: AgentRow) -> AgentRecord:

@@ -32,23 +32,13 @@ class RegistrationOutcome:
     new: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyLookup:
-    """A look-up: which agent has this request key at that time?"""
-
-    key_id: UUID
-    now: datetime
-
-
 class Agents:
     """The agents of this ledger. Each key belongs to one agent."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
-        self._lookups: GroupCommit[_KeyLookup, tuple[AgentRow, bytes] | None] = GroupCommit(
-            ledger, _by_key_ids, reads=True
-        )
+        self._lookups = GroupCommit(ledger, _by_key_ids, reads=True)
         self._by_key: dict[UUID, tuple[float, AgentRow]] = {}
         self._forgotten = 0
 
@@ -73,19 +63,13 @@ class Agents:
         return registered
 
     async def update(
-        self,
-        agent: AgentRow,
-        now: datetime,
-        *,
-        name: str | None,
-        email: str | None,
-        aicq_signatures: bool | None,
+        self, agent: AgentRow, now: datetime, *, name: str | None, email: str | None, aicq_signatures: bool | None
     ) -> AgentRow:
         """Changes an agent's profile; None leaves a field as it is. Returns the agent."""
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
         async with self._ledger.transaction() as tx:
-            before = _found(await store.lock(tx, agent.id))
+            before = await lock(tx, agent.id)
             updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures))
             changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(before, f)]
             if changed:
@@ -127,7 +111,7 @@ class Agents:
         if known is not None and due > time.monotonic():
             return known, known.public_key
         forgotten = self._forgotten
-        found = await self._lookups.submit(_KeyLookup(key_id, now))
+        found = await self._lookups.submit((key_id, now))
         # A result read before `forget_key` may be older than the change, so it is not cached. Neither is a former key:
         # it is rare, and valid only until a time that the cache does not hold.
         if found is not None and found[0].key_id == key_id and forgotten == self._forgotten:
@@ -159,12 +143,7 @@ class Agents:
             return await store.handles(tx, ids)
 
     async def list_agents(
-        self,
-        *,
-        since: datetime | None,
-        until: datetime | None,
-        after: tuple[datetime, UUID] | None,
-        limit: int,
+        self, *, since: datetime | None, until: datetime | None, after: tuple[datetime, UUID] | None, limit: int
     ) -> tuple[list[AgentRow], int]:
         """Returns a page of agents in order of registration, and how many there are in that period."""
         async with self._ledger.reading() as tx:
@@ -181,8 +160,7 @@ class Agents:
                 return
             if await store.count_blocks(tx, agent.id) > MOST_BLOCKS:
                 raise Conflict(f"a block list has at most {MOST_BLOCKS:,} entries", hint="unblock somebody first")
-            event = audit.event("agent_blocked", now, actor=present.handle, object=other.handle)
-            await audit.record(tx, [event])
+            await audit.record(tx, [audit.event("agent_blocked", now, actor=present.handle, object=other.handle)])
 
     async def unblock(self, agent: AgentRow, name: str, now: datetime) -> None:
         """Takes another agent from an agent's block list. No error if it is not on the list, or does not exist."""
@@ -192,8 +170,7 @@ class Agents:
                 return
             present = await lock(tx, agent.id)
             if await store.unblock(tx, agent.id, other.id):
-                event = audit.event("agent_unblocked", now, actor=present.handle, object=other.handle)
-                await audit.record(tx, [event])
+                await audit.record(tx, [audit.event("agent_unblocked", now, actor=present.handle, object=other.handle)])
 
     async def block_list(
         self, agent: AgentRow, after: tuple[datetime, UUID] | None, limit: int
@@ -288,12 +265,15 @@ async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registr
     return results
 
 
-async def _by_key_ids(tx: Tx, asked: Sequence[_KeyLookup]) -> list[tuple[AgentRow, bytes] | AngeliaError | None]:
-    present = await store.by_key_ids(tx, [one.key_id for one in asked])
-    found = {key_id: (agent, agent.public_key) for key_id, agent in present.items()}
-    if others := [one.key_id for one in asked if one.key_id not in found]:
-        found |= await store.by_former_key_ids(tx, others, max(one.now for one in asked))
-    return [found.get(one.key_id) for one in asked]
+async def _by_key_ids(
+    tx: Tx, asked: Sequence[tuple[UUID, datetime]]
+) -> list[tuple[AgentRow, bytes] | AngeliaError | None]:
+    """For each request key and time, the agent whose requests it signs then, and the key."""
+    present = await store.by_key_ids(tx, [id_ for id_, _ in asked])
+    found = {id_: (agent, agent.public_key) for id_, agent in present.items()}
+    if others := [id_ for id_, _ in asked if id_ not in found]:
+        found |= await store.by_former_key_ids(tx, others, max(now for _, now in asked))
+    return [found.get(id_) for id_, _ in asked]
 
 
 async def _claimed_before(tx: Tx, agent: AgentRow, handle: str) -> AgentRow:

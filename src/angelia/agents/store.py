@@ -9,7 +9,7 @@ from uuid import UUID
 from angelia.agents.model import BlockedAgent, Registration
 from angelia.api import AgentRow
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import record_of, statements
+from angelia.stores.sql import columns, record_of, statements
 
 SQL = statements(__file__)
 
@@ -18,16 +18,7 @@ async def register(tx: Tx, wanted: Sequence[Registration]) -> tuple[set[bytes], 
     """Registers keys. Returns the keys that made an agent, and the agent id of each present key; former keys are in
     neither."""
     await lock_keys(tx, [r.key_id for r in wanted])
-    rows = await tx.fetch(
-        SQL["register"],
-        [r.id for r in wanted],
-        [r.public_key for r in wanted],
-        [r.key_id for r in wanted],
-        [r.name for r in wanted],
-        [r.email for r in wanted],
-        [r.at for r in wanted],
-    )
-    made = {row["public_key"] for row in rows}
+    made = {row["public_key"] for row in await tx.fetch(SQL["register"], *columns(wanted, 6))}
     known = await tx.fetch(SQL["ids_of_keys"], [r.public_key for r in wanted])
     return made, {row["public_key"]: row["id"] for row in known}
 
@@ -100,11 +91,7 @@ async def claim_handle(tx: Tx, id: UUID, handle: str) -> AgentRow | None:
 
 
 async def update(
-    tx: Tx,
-    id: UUID,
-    name: str | None,
-    email: str | None,
-    aicq_signatures: bool | None,
+    tx: Tx, id: UUID, name: str | None, email: str | None, aicq_signatures: bool | None
 ) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["update"], id, name, email, aicq_signatures))
 
@@ -139,7 +126,7 @@ async def blocks(tx: Tx, id: UUID, after: tuple[datetime, UUID] | None, limit: i
 
 async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
     """Returns those of the pairs (sender, recipient) whose recipient has blocked the sender."""
-    rows = await tx.fetch(SQL["blocked"], [sender for sender, _ in pairs], [recipient for _, recipient in pairs])
+    rows = await tx.fetch(SQL["blocked"], *columns(pairs, 2))
     return {(row["sender"], row["recipient"]) for row in rows}
 
 

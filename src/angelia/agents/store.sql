@@ -1,3 +1,7 @@
+-- part: agent_columns
+-- As the members of AgentRow are named.
+id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+
 -- name: lock_keys
 -- Taken before a key gets or loses its agent. A statement does not see rows that were committed after it began, so the next
 -- statement checks whether the key is a former one; until then no other transaction can change the key.
@@ -17,11 +21,11 @@ RETURNING public_key
 SELECT id, public_key FROM agents WHERE public_key = ANY ($1::bytea[])
 
 -- name: by_id
-SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+SELECT {agent_columns}
 FROM agents WHERE id = $1
 
 -- name: lock
-SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+SELECT {agent_columns}
 FROM agents WHERE id = $1 FOR UPDATE
 
 -- name: fix_handle
@@ -34,7 +38,7 @@ SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 SELECT handle FROM agents WHERE handle = ANY ($1::varchar[])
 
 -- name: by_key_ids
-SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+SELECT {agent_columns}
 FROM agents WHERE key_id = ANY ($1::uuid[])
 
 -- name: by_former_key_ids
@@ -61,24 +65,24 @@ UPDATE agent_former_keys SET valid_until = replaced_at WHERE agent_id = $1 AND v
 
 -- name: replace_key
 UPDATE agents SET public_key = $2, key_id = $3 WHERE id = $1
-RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+RETURNING {agent_columns}
 
 -- name: by_handle
-SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+SELECT {agent_columns}
 FROM agents WHERE handle = $1
 
 -- name: claim_handle
 -- Only the default handle, the id itself, can be replaced, and only before the first bundle.
 UPDATE agents SET handle = $2 WHERE id = $1 AND handle = id::text AND NOT handle_fixed
-RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+RETURNING {agent_columns}
 
 -- name: update
 UPDATE agents SET name = coalesce($2, name), email = coalesce($3, email), aicq_signatures = coalesce($4, aicq_signatures)
 WHERE id = $1
-RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+RETURNING {agent_columns}
 
 -- name: list
-SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+SELECT {agent_columns}
 FROM agents
 WHERE ($1::timestamptz IS NULL OR registered_at >= $1)
   AND ($2::timestamptz IS NULL OR registered_at < $2)

@@ -5,7 +5,7 @@ from angelia.api.clock import clock
 from angelia.api.operation import JSON, NOTHING, Access, Operation, Per, Rule, Surface
 from angelia.api.outcomes import ItemProblem, item_problem
 from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
-from angelia.api.route import Answer, Call, Handler, Prove, Route
+from angelia.api.route import Answer, Call, Handler, Route
 from angelia.api.sse import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, sse
 from angelia.api.tick import Tick
 
@@ -29,7 +29,6 @@ __all__ = [
     "PageQuery",
     "PageSize",
     "Per",
-    "Prove",
     "Role",
     "Route",
     "Rule",

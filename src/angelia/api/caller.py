@@ -48,7 +48,7 @@ ROLES = {role.label: role for role in Role if role is not Role.NONE}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller that the guard admitted; slices learn from it, and only from it, who calls."""
+    """A caller that the guard admitted; the only source from which slices know the caller."""
 
     address: Address
     role: Role = Role.NONE

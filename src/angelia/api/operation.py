@@ -20,7 +20,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Access(Enum):
-    """Who may call an operation. The guard enforces it, so a handler may trust `call.caller`."""
+    """The callers that an operation admits. The guard enforces this, so a handler may trust `call.caller`."""
 
     ANYONE = "anyone"  # credentials are ignored
     SIGNED = "signed"  # an agent that signed this request itself

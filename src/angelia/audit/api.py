@@ -7,26 +7,15 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.api import Access, Moment, Operation, PageQuery, PageSize, Per, Rule
-from angelia.audit.model import ChainPage, Checkpoint, StoredEvent
+from angelia.api import Access, Operation, PageSize, Per, Rule
+from angelia.audit.model import ChainPage, Checkpoint, Since, StoredEvent, Until
+from angelia.audit.model import EventQuery as EventQuery
 
 TAG = "audit"
 # A node hands in a checkpoint once a second; all nodes behind one address share this limit.
 WITNESS_RULE = Rule("witness", 300, 60_000, Per.ADDRESS)
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Only what comes after this position")]
-Since = Annotated[Moment, msgspec.Meta(description="Events of this time or later")]
-Until = Annotated[Moment, msgspec.Meta(description="Events before this time")]
-
-
-class EventQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of the event list; newest first."""
-
-    type: Annotated[str, msgspec.Meta(description="Only events of this type")] | None = None
-    actor: Annotated[str, msgspec.Meta(description="Only what this agent, operator or address did")] | None = None
-    message_id: Annotated[UUID, msgspec.Meta(description="Only events about this message")] | None = None
-    since: Since | None = msgspec.field(default=None, name="from")
-    until: Until | None = msgspec.field(default=None, name="to")
 
 
 class PositionQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,18 +58,12 @@ class Failures:
         """One tick: for the minutes that are over, an event for each source with more failures than were recorded."""
         for back in range(_MINUTES_BACK, 0, -1):
             minute = (now - timedelta(minutes=back)).replace(second=0, microsecond=0)
-            often = await self._counts.above(ONE_BY_ONE, minute)
-            if often:
+            events = []
+            for kind, source, count in await self._counts.above(ONE_BY_ONE, minute):
+                detail: Detail = {"minute": minute.isoformat(), "failures": count, "recorded": ONE_BY_ONE}
+                events.append(event(kind, now, actor=source, detail=detail))
+            if events:
                 async with self._ledger.transaction() as tx:
-                    events = [
-                        event(
-                            kind,
-                            now,
-                            actor=source,
-                            detail={"minute": minute.isoformat(), "failures": count, "recorded": ONE_BY_ONE},
-                        )
-                        for kind, source, count in often
-                    ]
                     await record(tx, events)
             await self._counts.forget(minute)
         return False

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from angelia.api import Moment, PageQuery
 
 GENESIS = bytes(32)
 # How long after its own time a genuine event can commit; an event that is older than that was inserted afterwards.
@@ -25,6 +26,8 @@ _EVENT_LABEL = b"angelia/v1/audit-event\0"
 _MOST_SPANS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+Since = Annotated[Moment, msgspec.Meta(description="Events of this time or later")]
+Until = Annotated[Moment, msgspec.Meta(description="Events before this time")]
 # No floats: jsonb of PostgreSQL and JSON text may write them differently, and the hash must be the same for both.
 Detail = Mapping[str, str | int | bool | None]
 
@@ -84,17 +87,10 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
             return "claims a transaction beyond its neighbours'"
         if self.redacted_at is not None:
             return "is redacted and still carries content" if self.actor or self.object or self.detail else None
-        event = Event(
-            event_id=self.event_id,
-            occurred_at=self.occurred_at,
-            event_type=self.event_type,
-            actor=self.actor,
-            object=self.object,
-            message_id=self.message_id,
-            replay_key=None if self.replay_key is None else bytes.fromhex(self.replay_key),
-            detail=self.detail,
-        )
-        return None if event.hash().hex() == self.event_hash else "does not match its hash"
+        members = {name: getattr(self, name) for name in Event.__struct_fields__}
+        if self.replay_key is not None:
+            members["replay_key"] = bytes.fromhex(self.replay_key)
+        return None if Event(**members).hash().hex() == self.event_hash else "does not match its hash"
 
 
 class ChainEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,17 +143,14 @@ class ChainPage(msgspec.Struct, frozen=True):
     floor: Floor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFilter:
-    """Which events a list has; newest first, before a cursor."""
+class EventQuery(PageQuery, frozen=True, kw_only=True):
+    """Filters of the event list; newest first."""
 
-    event_type: str | None = None
-    actor: str | None = None
-    message_id: UUID | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    before: tuple[datetime, UUID] | None = None
-    limit: int = 50
+    type: Annotated[str, msgspec.Meta(description="Only events of this type")] | None = None
+    actor: Annotated[str, msgspec.Meta(description="Only what this agent, operator or address did")] | None = None
+    message_id: Annotated[UUID, msgspec.Meta(description="Only events about this message")] | None = None
+    since: Since | None = msgspec.field(default=None, name="from")
+    until: Until | None = msgspec.field(default=None, name="to")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,11 +195,9 @@ class Verifier:
     def __init__(self, node_key_id: UUID, node_public_key: bytes, remembered: SignedEntry | None = None) -> None:
         self._node_key_id = node_key_id
         self._public_key = node_public_key
-        self._node_key = Ed25519PublicKey.from_public_bytes(node_public_key)
         self._previous = GENESIS
         self._position = 0
         self._broken: list[Fault] = []
-        self._redacted: list[int] = []
         self._redactions: list[tuple[int, UUID, datetime]] = []
         self._erasures: set[datetime] = set()
         self._checkpoints: dict[int, Checkpoint] = {}
@@ -292,7 +283,7 @@ class Verifier:
         return Verdict(
             sealed=self._position,
             archived=self._archived,
-            redacted=self._redacted,
+            redacted=[position for position, _, _ in self._redactions],
             checkpoints=self._checked,
             foreign_checkpoints=self._foreign,
             witnessed=self._compared,
@@ -312,12 +303,13 @@ class Verifier:
         """Begins behind the floor: the archive proves the entries up to it, and a checkpoint vouches for the floor."""
         if floor.position not in self._checkpoints:
             self._fault(floor.position, None, "is where the ledger begins, and no checkpoint vouches for it")
-        vouched = {position: self._checkpoints.pop(position) for position in self._positions_to(floor.position)}
+        up_to_floor = sorted(position for position in self._checkpoints if position <= floor.position)
+        vouched = {position: self._checkpoints.pop(position) for position in up_to_floor}
         for position, checkpoint in vouched.items():
             if self._witnessed.get(position, checkpoint.entry_hash) != checkpoint.entry_hash:
                 self._fault(position, None, "is not what the witness was shown")
             head = floor.entry_hash if position == floor.position else checkpoint.entry_hash
-            self._check_signature(checkpoint, bytes.fromhex(head))
+            self._check_signature(checkpoint, head)
         if self._remembered is not None and self._remembered.position <= floor.position:
             signed = vouched.get(self._remembered.position)
             if signed is None or signed.entry_hash != self._remembered.entry_hash:
@@ -331,9 +323,6 @@ class Verifier:
         detail = event.detail if isinstance(event.detail, dict) else {}
         if event.event_type == ARCHIVE_RUN and detail.get("job") == "archive audit":
             self._trims.add(detail.get("to"))
-
-    def _positions_to(self, last: int) -> list[int]:
-        return sorted(position for position in self._checkpoints if position <= last)
 
     def _expect_no_gap(self, to: int) -> None:
         missing = to - self._position
@@ -355,7 +344,6 @@ class Verifier:
             first, last = self._span or (at, at)
             self._span = min(first, at), max(last, at)
             if entry.event.redacted_at is not None:
-                self._redacted.append(entry.position)
                 self._redactions.append((entry.position, entry.event_id, entry.event.redacted_at))
             elif entry.event.event_type == ERASED:
                 self._erasures.add(at)
@@ -375,26 +363,21 @@ class Verifier:
                 self._fault(entry.position, entry.event_id, "is not what this node remembers to have signed")
             self._remembered = None
         if checkpoint := self._checkpoints.pop(entry.position, None):
-            self._check_signature(checkpoint, stored)
+            self._check_signature(checkpoint, entry.entry_hash)
 
-    def _check_signature(self, checkpoint: Checkpoint, head: bytes) -> None:
+    def _check_signature(self, checkpoint: Checkpoint, head: str) -> None:
         # The signed hash can be compared also where the signing node's key is not known.
-        same = checkpoint.entry_hash == head.hex()
+        same = checkpoint.entry_hash == head
         if not same:
             self._fault(checkpoint.position, None, "is not what its checkpoint signed")
         if checkpoint.node_key_id != self._node_key_id:
             self._foreign += 1
             return
         self._checked += 1
-        if not same:
-            return
-        try:
-            signed = checkpoint_bytes(checkpoint.position, head, checkpoint.signed_at)
-            self._node_key.verify(bytes.fromhex(checkpoint.signature), signed)
-        except InvalidSignature:
-            self._fault(checkpoint.position, None, "carries a checkpoint with a wrong signature")
-        else:
+        if same and checkpoint.is_signed_by(self._public_key):
             self._last_signed_at = checkpoint.signed_at
+        elif same:
+            self._fault(checkpoint.position, None, "carries a checkpoint with a wrong signature")
 
     def _fault(self, position: int | None, event_id: UUID | None, what: str) -> None:
         self._broken.append(Fault(position=position, event_id=event_id, what=what))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from angelia.api import Answer, Call, Route, cursor_after, parse_cursor
+from angelia.api import Answer, Call, Route, cursor_after
 from angelia.audit import api
-from angelia.audit.model import EventFilter
 from angelia.audit.service import Audit
 from angelia.audit.witness_service import Witnessed
 from angelia.errors import Denied, InvalidArgument
@@ -15,17 +14,7 @@ from angelia.errors import Denied, InvalidArgument
 def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
     async def events(call: Call) -> Answer:
         query = call.query(api.EventQuery)
-        found = await audit.events(
-            EventFilter(
-                event_type=query.type,
-                actor=query.actor,
-                message_id=query.message_id,
-                since=query.since,
-                until=query.until,
-                before=parse_cursor(query.cursor),
-                limit=query.and_one_more,
-            )
-        )
+        found = await audit.events(query)
         shown, following = query.cut(found, lambda event: cursor_after(event.occurred_at, event.event_id))
         return Answer(body=api.EventPage(shown, following))
 

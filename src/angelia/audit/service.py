@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
+import structlog
+
+from angelia.api import Tick, parse_cursor
 from angelia.audit import store
 from angelia.audit.model import (
     GENESIS,
@@ -16,7 +19,7 @@ from angelia.audit.model import (
     Checkpoint,
     Detail,
     Event,
-    EventFilter,
+    EventQuery,
     SignedEntry,
     StoredEvent,
     checkpoint_bytes,
@@ -34,6 +37,8 @@ KEPT_AGE = timedelta(seconds=60)
 # How many entries, sealed by other nodes since it signed last, a node checks in one statement.
 _LINKS = 10_000
 _DAILY = Daily("audit_events", "occurred_at")
+_REFUSED = "angelia audit verify; what to do then: docs/audit.md, If the node refuses"
+log = structlog.get_logger(__name__)
 
 
 class NodeSigner(Protocol):
@@ -115,7 +120,9 @@ class Audit:
             end = await store.sealer(tx)
             horizon, next_xid = await store.horizon(tx)
             if end.next_xid > next_xid:
-                return SealOutcome(0, end.position, _ahead(end.next_xid))
+                # PostgreSQL counts transactions upwards: all events until that transaction would be skipped.
+                ahead = f"the sealer is to go on from transaction {end.next_xid:,}, which has not begun yet"
+                return SealOutcome(0, end.position, ahead)
             batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
             # A full batch may end inside a transaction; the rest of its events come first in the next batch.
             next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
@@ -153,9 +160,11 @@ class Audit:
         """Makes the daily partitions from yesterday to a week ahead. Returns how many rows are in none of them."""
         return await make_ahead(self._ledger, _DAILY, now)
 
-    async def events(self, wanted: EventFilter) -> list[StoredEvent]:
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        """A page of events, newest first, and one event more if there is another page."""
+        before = parse_cursor(query.cursor)
         async with self._ledger.reading() as tx:
-            return await store.events(tx, wanted)
+            return await store.events(tx, query, before)
 
     async def chain(self, after: int, limit: int) -> ChainPage:
         """The sealed entries after a position. The floor is read last: it may have risen, never fallen, since."""
@@ -183,6 +192,19 @@ class Audit:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
 
+def sealing_tick(audit: Audit, node: NodeSigner) -> Tick:
+    """Seals events into the chain, every second or as long as full batches wait. For the main process, which holds the
+    node key."""
+
+    async def seal(now: datetime) -> bool:
+        sealed = await audit.seal(node, now)
+        if sealed.refused:
+            log.error("the node does not sign this audit chain", why=sealed.refused, hint=_REFUSED)
+        return sealed.entries == SEAL_BATCH
+
+    return Tick("audit sealer", 1.0, seal)
+
+
 def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkpoint:
     return Checkpoint(
         position=position,
@@ -191,11 +213,6 @@ def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkp
         signed_at=now,
         signature=node.sign(checkpoint_bytes(position, head, now)).hex(),
     )
-
-
-def _ahead(next_xid: int) -> str:
-    """PostgreSQL counts transactions upwards: from there the sealer would skip all events until that transaction."""
-    return f"the sealer is to go on from transaction {next_xid:,}, which has not begun yet"
 
 
 async def _not_what_was_signed(tx: Tx, signed: SignedEntry | None, end: store.SealerState) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
+from angelia import metrics
 from angelia.api import Route, Tick
-from angelia.audit import routes, ticks
+from angelia.audit import routes
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import FailureCounts
 from angelia.audit.model import SignedEntry
@@ -29,10 +31,23 @@ class AuditSlice:
 
     def ticks(self) -> list[Tick]:
         return [
-            ticks.measuring(self.audit, self._signed),
-            ticks.partitions(self.audit),
+            Tick("audit progress", 1.0, self._measure),
+            Tick("audit partitions", 3600.0, self._make_partitions),
             Tick("failure summaries", 30.0, self.failures.summarise),
         ]
 
     async def close(self) -> None:
         """Nothing is held open."""
+
+    async def _measure(self, now: datetime) -> None:
+        """Measures how sealing goes. Web processes do it, since their metrics are shown; they read the ledger, so that
+        a sealer that is gone shows, too."""
+        progress = await self.audit.progress(self._signed())
+        metrics.AUDIT_WAITING.set(progress.waiting)
+        metrics.AUDIT_AGE.set((now - progress.oldest).total_seconds() if progress.oldest else 0)
+        metrics.AUDIT_SEALED.set(progress.sealed_to)
+        metrics.AUDIT_REFUSED.set(1 if progress.is_refused(now) else 0)
+
+    async def _make_partitions(self, now: datetime) -> None:
+        """Makes daily partitions ahead; rows that missed theirs are an alert."""
+        metrics.AUDIT_UNPARTITIONED.set(await self.audit.make_partitions(now))

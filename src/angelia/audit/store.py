@@ -10,9 +10,9 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, Event, EventFilter, Floor, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Event, EventQuery, Floor, StoredEvent
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.sql import columns, statements
 
 SQL = statements(__file__)
 
@@ -37,21 +37,8 @@ class Sealable:
 
 
 async def record(tx: Tx, events: Sequence[Event]) -> None:
-    columns = [
-        (
-            e.event_id,
-            e.occurred_at,
-            e.event_type,
-            e.actor,
-            e.object,
-            e.message_id,
-            e.replay_key,
-            e.detail,
-            e.hash(),
-        )
-        for e in events
-    ]
-    await tx.execute(SQL["record"], *(list(column) for column in zip(*columns, strict=True)))
+    rows = [(*msgspec.structs.astuple(event), event.hash()) for event in events]
+    await tx.execute(SQL["record"], *columns(rows, 9))
 
 
 async def sealer(tx: Tx) -> SealerState:
@@ -74,7 +61,7 @@ async def sealable(tx: Tx, from_xid: int, below_xid: int, limit: int) -> list[Se
 
 
 async def append_chain(tx: Tx, entries: Sequence[tuple[int, UUID, datetime, bytes]]) -> None:
-    await tx.execute(SQL["append_chain"], *(list(column) for column in zip(*entries, strict=True)))
+    await tx.execute(SQL["append_chain"], *columns(entries, 4))
 
 
 async def advance(tx: Tx, to: SealerState) -> None:
@@ -148,9 +135,9 @@ async def progress(tx: Tx, signed_to: int) -> dict[str, Any]:
     return dict(row)
 
 
-async def events(tx: Tx, wanted: EventFilter) -> list[StoredEvent]:
-    by = (wanted.event_type, wanted.actor, wanted.message_id, wanted.since, wanted.until)
-    rows = await tx.fetch(SQL["events"], *by, *(wanted.before or (None, None)), wanted.limit)
+async def events(tx: Tx, query: EventQuery, before: tuple[datetime, UUID] | None) -> list[StoredEvent]:
+    by = (query.type, query.actor, query.message_id, query.since, query.until)
+    rows = await tx.fetch(SQL["events"], *by, *(before or (None, None)), query.and_one_more)
     return [_event(row) for row in rows]
 
 

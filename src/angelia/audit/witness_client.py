@@ -7,6 +7,7 @@ import base64
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -84,29 +85,29 @@ class FileWitness:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
 
     def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]:
-        try:
-            with self._path.open("rb") as lines:
-                for line in lines:
-                    one = _parsed(line)
-                    if one is not None and one.node_key_id == node_key_id and one.position > after:
-                        yield one
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+        with self._reading(), self._path.open("rb") as lines:
+            for line in lines:
+                one = _parsed(line)
+                if one is not None and one.node_key_id == node_key_id and one.position > after:
+                    yield one
 
     def _from_the_end(self) -> Iterator[Checkpoint]:
+        with self._reading(), self._path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            if not end:
+                return
+            with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as lines:
+                while end:
+                    begin = lines.rfind(b"\n", 0, end - 1) + 1
+                    if (one := _parsed(lines[begin:end])) is not None:
+                        yield one
+                    end = begin
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A file that is not there has no checkpoints."""
         try:
-            with self._path.open("rb") as file:
-                end = os.fstat(file.fileno()).st_size
-                if not end:
-                    return
-                with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as lines:
-                    while end:
-                        begin = lines.rfind(b"\n", 0, end - 1) + 1
-                        if (one := _parsed(lines[begin:end])) is not None:
-                            yield one
-                        end = begin
+            yield
         except FileNotFoundError:
             return
         except OSError as error:

@@ -110,9 +110,7 @@ class ChannelAdmission:
     async def spend(self, channel: Channel, action: Action, nhi: str, now: datetime) -> None:
         """Counts an act against the rate of the policy rule that allows it, if policy rules decide in this channel."""
         if channel.policy is ChannelPolicy.AUTHZ_REQUIRED:
-            [refusal] = await self._engine.spend([Wish(nhi, action, channel.name)], now)
-            if refusal is not None:
-                raise refusal
+            await self._engine.spend(Wish(nhi, action, channel.name), now)
 
 
 def _denial(channel: Channel, action: Action, nhi: str) -> Denied:

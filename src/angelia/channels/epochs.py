@@ -11,9 +11,10 @@ from uuid import UUID
 import msgspec
 
 from angelia.agents.service import Agents
-from angelia.api import AgentRow, PageQuery
+from angelia.api import AgentRow
 from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
+from angelia.channels.api import SubscribersQuery
 from angelia.channels.model import ASK_AGAIN, Channel, ChannelPolicy, Epoch, Subscription, not_subscribed
 from angelia.errors import Denied, NotFound, VersionConflict
 from angelia.policy.model import Action
@@ -81,21 +82,21 @@ class Epochs:
         return found
 
     async def subscribers(
-        self, agent: AgentRow, channel_id: UUID, page: PageQuery, now: datetime, *, without_key: bool
+        self, agent: AgentRow, channel_id: UUID, query: SubscribersQuery, now: datetime
     ) -> tuple[list[Subscription], str | None]:
         """Returns a page of subscribers, by name, and the cursor of the next one; for agents that give out the key.
         Among the agents without the key are also publishers that do not subscribe.
 
         Policy rules may have changed since an agent subscribed: one that may no longer is left out."""
-        after, most = page.cursor or "", page.and_one_more
+        after, most = query.cursor, query.and_one_more
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
             await self._check_keeper(tx, channel, agent, now)
-            if without_key:
+            if query.without_key:
                 found = await store.without_key(tx, channel_id, channel.epoch, after, most)
             else:
                 found = await store.subscribers(tx, channel_id, after, most)
-            some, following = page.cut(found, lambda one: one.subscriber_nhi)
+            some, following = query.cut(found, lambda one: one.subscriber_nhi)
             refusals = await self._admission.staying(tx, channel, some, now)
         return [one for one, refusal in zip(some, refusals, strict=True) if refusal is None], following
 

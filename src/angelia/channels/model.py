@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -19,6 +20,8 @@ MESSAGE_BYTES, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 1_048_576, 4_096, 1_122
 SUBSCRIBERS, MOST_SUBSCRIBERS = 10_000, 100_000
 KEY_LIFE = timedelta(hours=24)  # a key older than this is replaced at the next publish after a subscriber has left
 ASK_AGAIN = timedelta(hours=1)  # how often a subscriber may report that it has lost the key
+
+ChannelLimits: TypeAlias = tuple[int, int, int]  # seconds of retention, bytes of a message, subscribers
 
 
 class ChannelPolicy(StrEnum):
@@ -213,8 +216,8 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscribers: int) -> None:
-    """Refuses limits that a channel may not have; the error says which is out of bounds."""
+def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscribers: int) -> ChannelLimits:
+    """Returns the limits of a channel, if it may have them; the error says which is out of bounds."""
     bounds = {
         "retention_seconds": (retention_seconds, SHORTEST_RETENTION, LONGEST_RETENTION),
         "max_message_size_bytes": (max_message_size_bytes, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES),
@@ -223,6 +226,7 @@ def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscr
     for name, (value, least, most) in bounds.items():
         if not least <= value <= most:
             raise InvalidArgument(f"{name} is {value:,}", hint=f"from {least:,} to {most:,}")
+    return retention_seconds, max_message_size_bytes, max_subscribers
 
 
 def split_name(text: str) -> tuple[str, str] | None:

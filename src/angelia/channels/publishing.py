@@ -14,7 +14,7 @@ from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
-from angelia.channels.model import Channel, ChannelPublication, PublishedMessage, StoredChannelMessage, no_channel
+from angelia.channels.model import Channel, ChannelPublication, PublishedMessage, no_channel
 from angelia.channels.reading import channel_topic
 from angelia.channels.store import Known
 from angelia.envelope import sealing
@@ -134,7 +134,7 @@ async def append_batch(tx: Tx, wanted: Sequence[ChannelPublication]) -> list[Out
     known = await store.known(tx, [_id(one) for one in wanted])
     ends = {channel_id: channel.next_offset for channel_id, channel in channels.items()}
     results: list[Outcome | AngeliaError] = []
-    fresh: list[tuple[ChannelPublication, StoredChannelMessage]] = []
+    fresh: list[tuple[ChannelPublication, PublishedMessage]] = []
     for one in wanted:
         channel = channels.get(one.channel_id)
         try:
@@ -147,17 +147,17 @@ async def append_batch(tx: Tx, wanted: Sequence[ChannelPublication]) -> list[Out
         except AngeliaError as refusal:
             results.append(refusal)
             continue
-        at = StoredChannelMessage(
+        at = PublishedMessage(
+            message_id=one.message_id,
+            replay_key=one.replay_key.hex(),
             offset=ends[one.channel_id],
-            replay_key=one.replay_key,
             accepted_at=one.accepted_at,
             expires_at=channel.leaves_at(one.accepted_at, one.expires_at),
-            wire=b"",
         )
         ends[one.channel_id] += 1
         known[_id(one)] = at
         fresh.append((one, at))
-        results.append((_answer(one, at), True))
+        results.append((at, True))
     if fresh:
         await store.append(tx, fresh)
         await audit.record(tx, [_sent(one, at, channels[one.channel_id]) for one, at in fresh])
@@ -187,27 +187,17 @@ def _check_epoch(channel: Channel, wanted: ChannelPublication) -> None:
     raise stale
 
 
-def _again(wanted: ChannelPublication, before: StoredChannelMessage) -> Outcome:
+def _again(wanted: ChannelPublication, before: PublishedMessage) -> Outcome:
     """Returns the first answer for the same bytes; another envelope under a used id is refused."""
-    if before.replay_key != wanted.replay_key:
+    if before.replay_key != wanted.replay_key.hex():
         raise MessageIdConflict(
             "this message id was used before, for another envelope; the first one stands",
             hint="if that was the same message, it is published; another one needs another id",
         )
-    return _answer(wanted, before), False
+    return before, False
 
 
-def _answer(one: ChannelPublication, at: StoredChannelMessage) -> PublishedMessage:
-    return PublishedMessage(
-        message_id=one.message_id,
-        replay_key=one.replay_key.hex(),
-        offset=at.offset,
-        accepted_at=at.accepted_at,
-        expires_at=at.expires_at,
-    )
-
-
-def _sent(one: ChannelPublication, at: StoredChannelMessage, channel: Channel) -> Event:
+def _sent(one: ChannelPublication, at: PublishedMessage, channel: Channel) -> Event:
     detail: Detail = {"channel_id": str(channel.channel_id), "name": channel.name, "offset": at.offset}
     return audit.event(
         "message_sent",

@@ -10,6 +10,7 @@ from uuid import UUID
 from angelia.api import AgentRow
 from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
+from angelia.channels.api import ChannelReadQuery
 from angelia.channels.model import Channel, ReadResult, Subscription, SubscriptionStatus
 from angelia.errors import AngeliaError, Conflict, Denied, InvalidArgument, NotFound, OffsetGone
 from angelia.policy.model import Action
@@ -21,23 +22,17 @@ from angelia.stores.wake import RECHECK_SECONDS, RequestTime, Wake, wake_topic
 MOST_BYTES = 4 << 20
 # Of all answers that are read together: they are in memory until the last of them is there.
 TOGETHER_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """The messages that a subscriber wants: after an offset, or after the offset that it committed."""
-
-    channel_id: UUID
-    after: int | None
-    limit: int
+_STREAM_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look of one subscriber."""
+    """One look of one subscriber, for messages after an offset, or after the offset that it committed."""
 
     handle: str
-    wanted: ReadRequest
+    channel_id: UUID
+    after: int | None
+    limit: int
     now: datetime
 
 
@@ -58,28 +53,28 @@ class Readers:
     async def close(self) -> None:
         await self._looks.close()
 
-    async def read(self, agent: AgentRow, wanted: ReadRequest, now: datetime, wait_seconds: float) -> ReadResult:
-        """Returns the next messages; where there are none, the first that are published within that time."""
+    async def read(self, agent: AgentRow, channel_id: UUID, wanted: ChannelReadQuery, now: datetime) -> ReadResult:
+        """Returns the next messages; where there are none, the first that are published while it waits."""
+        after, limit = wanted.after_offset, wanted.max_messages
         return await self._wake.poll(
-            [channel_topic(wanted.channel_id)],
-            lambda at: self._looks.submit(_Look(agent.handle, wanted, at)),
+            [channel_topic(channel_id)],
+            lambda at: self._looks.submit(_Look(agent.handle, channel_id, after, limit, at)),
             lambda found: bool(found.messages),
             now,
-            wait_seconds,
+            wanted.wait_timeout_seconds,
         )
 
     async def follow(
-        self, agent: AgentRow, wanted: ReadRequest, now: datetime, heartbeat: float
+        self, agent: AgentRow, channel_id: UUID, after: int | None, now: datetime, heartbeat: float
     ) -> AsyncGenerator[ReadResult | None, None]:
         """Yields messages as they are published, without an end; None at the beginning, and after `heartbeat` seconds
         without a message.
 
         What is wrong from the beginning is raised by the first step."""
-        clock, after, quiet_since = RequestTime(now), wanted.after, -heartbeat
-        async with self._wake.listening(channel_topic(wanted.channel_id)) as bell:
+        clock, quiet_since = RequestTime(now), -heartbeat
+        async with self._wake.listening(channel_topic(channel_id)) as bell:
             while True:
-                look = _Look(agent.handle, ReadRequest(wanted.channel_id, after, wanted.limit), clock.now())
-                found = await self._looks.submit(look)
+                found = await self._looks.submit(_Look(agent.handle, channel_id, after, _STREAM_PAGE, clock.now()))
                 quiet = clock.passed() - quiet_since
                 if found.messages:
                     after = found.messages[-1].offset
@@ -119,7 +114,7 @@ class Readers:
         outcomes: dict[int, ReadResult | AngeliaError] = {}
         pages, by_channel = _Pages(), dict[UUID, list[int]]()
         for at, look in enumerate(looks):
-            by_channel.setdefault(look.wanted.channel_id, []).append(at)
+            by_channel.setdefault(look.channel_id, []).append(at)
         for channel_id, places in by_channel.items():
             try:
                 channel = await store.channel(tx, channel_id)
@@ -138,11 +133,11 @@ class Readers:
         refusals = await self._admission.refusals(tx, channel, Action.SUBSCRIBE, handles, now)
         outcomes: list[ReadResult | AngeliaError] = []
         for look, refusal in zip(looks, refusals, strict=True):
-            after = _place(channel, held.get(look.handle), refusal, look.wanted)
+            after = _place(channel, held.get(look.handle), refusal, look.after)
             if isinstance(after, AngeliaError):
                 outcomes.append(await self._refused(tx, channel, look, after))
                 continue
-            outcomes.append(await pages.read(tx, channel, after, look.wanted.limit, now))
+            outcomes.append(await pages.read(tx, channel, after, look.limit, now))
         return outcomes
 
     async def _refused(self, tx: Tx, channel: Channel, look: _Look, refusal: AngeliaError) -> AngeliaError:
@@ -155,7 +150,7 @@ class Readers:
 
 
 def _place(
-    channel: Channel, held: Subscription | None, refusal: AngeliaError | None, wanted: ReadRequest
+    channel: Channel, held: Subscription | None, refusal: AngeliaError | None, wanted: int | None
 ) -> int | AngeliaError:
     """Returns the offset after which a subscriber reads, or why it may not."""
     if refusal is not None:
@@ -164,7 +159,7 @@ def _place(
         return _not_subscribed(channel)
     if held.status is SubscriptionStatus.PAUSED:
         return Conflict("the subscription is paused", hint=f"angelia channel resume {channel.name}")
-    after = held.last_offset if wanted.after is None else wanted.after
+    after = held.last_offset if wanted is None else wanted
     return _gone(channel, after + 1) if after + 1 < channel.first_offset else after
 
 

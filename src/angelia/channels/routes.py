@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
-from angelia.api import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, Answer, Call, Route, sse, uuid_of
+from angelia.api import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, AgentRow, Answer, Call, Handler, Route, sse, uuid_of
 from angelia.channels import api
 from angelia.channels.epochs import Epochs
 from angelia.channels.model import ReadResult, StoredChannelMessage
 from angelia.channels.publishing import Publishing
-from angelia.channels.reading import Readers, ReadRequest
+from angelia.channels.reading import Readers
 from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
 from angelia.envelope import json_form, media_type, wire
@@ -23,7 +24,6 @@ from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
-_STREAM_PAGE = 20
 
 
 def routes(
@@ -32,7 +32,6 @@ def routes(
     return [
         *_channel_routes(channels),
         *_roster_routes(rosters),
-        *_subscription_routes(channels),
         *_key_routes(epochs),
         *_message_routes(publishing, readers, ttl_max),
     ]
@@ -40,33 +39,15 @@ def routes(
 
 def _channel_routes(channels: Channels) -> list[Route]:
     async def create(call: Call) -> Answer:
-        body = call.json(api.NewChannel)
-        made = await channels.create(
-            call.agent,
-            body.channel_name,
-            body.policy,
-            call.now,
-            allowlist=body.allowlist_nhis,
-            retention_seconds=body.retention_seconds,
-            max_message_size_bytes=body.max_message_size_bytes,
-            max_subscribers=body.max_subscribers,
-            roster=None if body.roster is None else parse_roster(body.roster),
-        )
-        return Answer(201, made)
+        return Answer(201, await channels.create(call.agent, call.json(api.NewChannel), call.now))
 
     async def list_channels(call: Call) -> Answer:
-        query = call.query(api.ChannelQuery)
-        page = await channels.page(
-            call.agent, query, call.now, owner=query.owner, name=query.name, subscribed=query.subscribed
-        )
+        page = await channels.page(call.agent, call.query(api.ChannelQuery), call.now)
         return Answer(body=api.ChannelList(*page))
 
-    async def show(call: Call) -> Answer:
-        return Answer(body=await channels.show(call.agent, _channel_id(call), call.now))
-
     async def update(call: Call) -> Answer:
-        changes = msgspec.structs.asdict(call.json(api.ChannelChange))
-        return Answer(body=await channels.update(call.agent, _channel_id(call), call.now, **changes))
+        change = call.json(api.ChannelChange)
+        return Answer(body=await channels.update(call.agent, _channel_id(call), change, call.now))
 
     async def delete(call: Call) -> Answer:
         await channels.delete(call.agent, _channel_id(call), call.now)
@@ -79,23 +60,40 @@ def _channel_routes(channels: Channels) -> list[Route]:
 
     async def allow(call: Call) -> Answer:
         rights = call.json(api.AllowlistRights) if call.body else api.AllowlistRights()
-        given = msgspec.structs.asdict(rights)
-        return Answer(body=await channels.allow(call.agent, _channel_id(call), call.path("agent"), call.now, **given))
+        return Answer(body=await channels.allow(call.agent, _channel_id(call), call.path("agent"), rights, call.now))
 
     async def disallow(call: Call) -> Answer:
         await channels.disallow(call.agent, _channel_id(call), call.path("agent"), call.now)
         return Answer(204)
 
+    async def subscribe(call: Call) -> Answer:
+        body = call.json(api.SubscribeBody) if call.body else api.SubscribeBody()
+        held, new = await channels.subscribe(call.agent, _channel_id(call), call.now, needs_key=body.needs_key)
+        return Answer(201 if new else 200, held)
+
     return [
         Route(api.CREATE, create),
         Route(api.LIST, list_channels),
-        Route(api.SHOW, show),
+        Route(api.SHOW, _answered(channels.show)),
         Route(api.UPDATE, update),
         Route(api.DELETE, delete),
         Route(api.LIST_ALLOWED, list_allowed),
         Route(api.ALLOW, allow),
         Route(api.DISALLOW, disallow),
+        Route(api.SUBSCRIBE, subscribe),
+        Route(api.UNSUBSCRIBE, _answered(channels.unsubscribe)),
+        Route(api.PAUSE, _answered(channels.pause)),
+        Route(api.RESUME, _answered(channels.resume)),
     ]
+
+
+def _answered(act: Callable[[AgentRow, UUID, datetime], Awaitable[msgspec.Struct]]) -> Handler:
+    """The handler of an operation that takes a channel and nothing else."""
+
+    async def handler(call: Call) -> Answer:
+        return Answer(body=await act(call.agent, _channel_id(call), call.now))
+
+    return handler
 
 
 def _roster_routes(rosters: Rosters) -> list[Route]:
@@ -107,29 +105,6 @@ def _roster_routes(rosters: Rosters) -> list[Route]:
         return Answer(body=await rosters.put(call.agent, channel_id, roster, call.now))
 
     return [Route(api.SHOW_ROSTER, show), Route(api.PUT_ROSTER, put)]
-
-
-def _subscription_routes(channels: Channels) -> list[Route]:
-    async def subscribe(call: Call) -> Answer:
-        body = call.json(api.SubscribeBody) if call.body else api.SubscribeBody()
-        held, new = await channels.subscribe(call.agent, _channel_id(call), call.now, needs_key=body.needs_key)
-        return Answer(201 if new else 200, held)
-
-    async def unsubscribe(call: Call) -> Answer:
-        return Answer(body=await channels.unsubscribe(call.agent, _channel_id(call), call.now))
-
-    async def pause(call: Call) -> Answer:
-        return Answer(body=await channels.pause(call.agent, _channel_id(call), call.now))
-
-    async def resume(call: Call) -> Answer:
-        return Answer(body=await channels.resume(call.agent, _channel_id(call), call.now))
-
-    return [
-        Route(api.SUBSCRIBE, subscribe),
-        Route(api.UNSUBSCRIBE, unsubscribe),
-        Route(api.PAUSE, pause),
-        Route(api.RESUME, resume),
-    ]
 
 
 def _key_routes(epochs: Epochs) -> list[Route]:
@@ -153,9 +128,7 @@ def _key_routes(epochs: Epochs) -> list[Route]:
 
     async def subscribers(call: Call) -> Answer:
         query = call.query(api.SubscribersQuery)
-        found, following = await epochs.subscribers(
-            call.agent, _channel_id(call), query, call.now, without_key=query.without_key
-        )
+        found, following = await epochs.subscribers(call.agent, _channel_id(call), query, call.now)
         shown = [msgspec.convert(one, api.Subscriber, from_attributes=True) for one in found]
         return Answer(body=api.SubscriberList(shown, following))
 
@@ -184,8 +157,7 @@ def _message_routes(publishing: Publishing, readers: Readers, ttl_max: int) -> l
 
     async def read(call: Call) -> Answer:
         query = call.query(api.ChannelReadQuery)
-        wanted = ReadRequest(_channel_id(call), query.after_offset, query.max_messages)
-        found = await readers.read(call.agent, wanted, call.now, query.wait_timeout_seconds)
+        found = await readers.read(call.agent, _channel_id(call), query, call.now)
         page = api.ChannelMessagePage(
             messages=[_message(one) for one in found.messages],
             first_offset=found.first_offset,
@@ -197,9 +169,7 @@ def _message_routes(publishing: Publishing, readers: Readers, ttl_max: int) -> l
 
     async def stream(call: Call) -> Answer:
         after = call.query(api.ChannelStreamQuery).after_offset
-        coming = readers.follow(
-            call.agent, ReadRequest(_channel_id(call), after, _STREAM_PAGE), call.now, HEARTBEAT_SECONDS
-        )
+        coming = readers.follow(call.agent, _channel_id(call), after, call.now, HEARTBEAT_SECONDS)
         first = await anext(coming, None)  # what is wrong from the beginning is an error answer, and no stream
         return Answer(content_type=EVENT_STREAM, stream=_events(first, coming))
 

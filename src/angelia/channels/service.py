@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 import msgspec
 
 from angelia.agents.service import Agents, check_handles
-from angelia.api import AgentRow, PageQuery, cursor_after, parse_cursor
+from angelia.api import AgentRow, cursor_after, parse_cursor
 from angelia.audit import service as audit
 from angelia.audit.model import Detail
 from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
+from angelia.channels.api import AllowlistRights, ChannelChange, ChannelQuery, NewChannel
 from angelia.channels.member_removal import BATCH, channel_event, recheck, recheck_all, withdraw
 from angelia.channels.model import (
     ASK_AGAIN,
@@ -33,7 +34,7 @@ from angelia.channels.model import (
 )
 from angelia.channels.reading import channel_topic
 from angelia.channels.roster_checks import check_signed, refuse_another
-from angelia.envelope.rosters import Member, Roster
+from angelia.envelope.rosters import Member, parse_roster
 from angelia.errors import AlreadyExists, Conflict, Denied, InvalidArgument, NotFound
 from angelia.keys.service import Keys
 from angelia.policy.model import Action
@@ -56,27 +57,17 @@ class Channels:
         self._keys = keys
         self._admission = admission
 
-    async def create(
-        self,
-        owner: AgentRow,
-        name: str,
-        policy: ChannelPolicy,
-        now: datetime,
-        *,
-        allowlist: Sequence[str],
-        retention_seconds: int,
-        max_message_size_bytes: int,
-        max_subscribers: int,
-        roster: Roster | None = None,
-    ) -> Channel:
+    async def create(self, owner: AgentRow, wanted: NewChannel, now: datetime) -> Channel:
         """Returns a new channel. Agents on the allowlist may subscribe; `allow` gives them more. With a roster the
         channel has the id that its owner signed, and the roster's members are the allowlist.
 
         The owner must have published keys: without them nothing can be published, and its handle might still change."""
+        name, policy = wanted.channel_name, wanted.policy
+        roster = None if wanted.roster is None else parse_roster(wanted.roster)
         check_name(name)
-        check_limits(retention_seconds, max_message_size_bytes, max_subscribers)
+        limits = check_limits(wanted.retention_seconds, wanted.max_message_size_bytes, wanted.max_subscribers)
         await self._keys.bundle(owner.handle, owner, now)
-        handles = {(await self._agents.named(one)).handle for one in allowlist}
+        handles = {(await self._agents.named(one)).handle for one in wanted.allowlist_nhis}
         listed: Sequence[Member] = [Member(nhi, may_publish=False, may_subscribe=True) for nhi in sorted(handles)]
         channel_id = uuid4()
         if roster is not None:
@@ -87,9 +78,8 @@ class Channels:
                     hint="leave allowlist_nhis out",
                 )
             channel_id, listed = roster.channel_id, roster.members
-        limits = (retention_seconds, max_message_size_bytes, max_subscribers)
         async with self._ledger.transaction() as tx:
-            made = await store.add(tx, channel_id, owner.handle, name, policy, *limits, now)
+            made = await store.add(tx, channel_id, owner.handle, name, policy, limits, now)
             if made is None:
                 raise AlreadyExists(
                     f"{owner.handle} has a channel {name} already",
@@ -112,61 +102,37 @@ class Channels:
         async with self._ledger.reading() as tx:
             return await self._view(tx, await store.channel(tx, channel_id), agent, now)
 
-    async def page(
-        self,
-        agent: AgentRow,
-        page: PageQuery,
-        now: datetime,
-        *,
-        owner: str | None,
-        name: str | None,
-        subscribed: bool,
-    ) -> tuple[list[Channel], str | None]:
+    async def page(self, agent: AgentRow, query: ChannelQuery, now: datetime) -> tuple[list[Channel], str | None]:
         """Returns a page of the channels that an agent may know of, oldest first, and the cursor of the next page.
 
         A page may be shorter than asked for: policy rules decide about some channels only after they were found."""
-        after = parse_cursor(page.cursor)
+        nhi, after, most = agent.handle, parse_cursor(query.cursor), query.and_one_more
         async with self._ledger.reading() as tx:
-            found = await store.page(
-                tx, agent.handle, after, page.and_one_more, owner=owner, name=name, subscribed=subscribed
-            )
-            some, following = page.cut(found, lambda one: cursor_after(one[0].created_at, one[0].channel_id))
-            allowed = await self._admission.admitting(tx, [one for one, known in some if not known], agent.handle, now)
+            found = await store.page(tx, nhi, after, most, query.owner, query.name, subscribed=query.subscribed)
+            some, following = query.cut(found, lambda one: cursor_after(one[0].created_at, one[0].channel_id))
+            allowed = await self._admission.admitting(tx, [one for one, known in some if not known], nhi, now)
         return [one for one, known in some if known or one.channel_id in allowed], following
 
-    async def update(
-        self,
-        agent: AgentRow,
-        channel_id: UUID,
-        now: datetime,
-        *,
-        policy: ChannelPolicy | None,
-        retention_seconds: int | None,
-        max_message_size_bytes: int | None,
-        max_subscribers: int | None,
-    ) -> ChannelView:
+    async def update(self, agent: AgentRow, channel_id: UUID, change: ChannelChange, now: datetime) -> ChannelView:
         """Changes a channel; None leaves a value as it is. A policy, also the present one, checks all subscribers.
 
         Another policy always closes the epoch: subscribers that it lets in must not open earlier messages, and those
         that it drops must not open later ones."""
+        given = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not None}
         async with self._ledger.transaction() as tx:
             before = await self.owned(tx, channel_id, agent, now)
-            if policy not in (None, before.policy):
+            after = msgspec.structs.replace(before, **given)
+            if after.policy is not before.policy:
                 _refuse_signed(before)
-            limits = (
-                before.retention_seconds if retention_seconds is None else retention_seconds,
-                before.max_message_size_bytes if max_message_size_bytes is None else max_message_size_bytes,
-                before.max_subscribers if max_subscribers is None else max_subscribers,
-            )
-            check_limits(*limits)
-            await store.update(tx, channel_id, policy or before.policy, *limits, now)
-            if policy is not None:
+            limits = check_limits(after.retention_seconds, after.max_message_size_bytes, after.max_subscribers)
+            await store.update(tx, channel_id, after.policy, limits, now)
+            if change.policy is not None:
                 await store.recheck_from(tx, channel_id, "")
-            if policy not in (None, before.policy):
+            if after.policy is not before.policy:
                 await store.close_epoch(tx, channel_id, now)
-                detail = {"policy": policy, "before": before.policy.value}
+                detail = {"policy": after.policy, "before": before.policy.value}
                 await audit.record(tx, [channel_event("channel_policy_changed", before, agent.handle, now, detail)])
-        if policy is not None:
+        if change.policy is not None:
             await recheck_all(self._ledger, self._admission, channel_id, now)
         await self._wake.tell(channel_topic(channel_id), b"")
         return await self.show(agent, channel_id, now)
@@ -188,14 +154,7 @@ class Channels:
             return await store.allowlist(tx, channel_id, after, limit)
 
     async def allow(
-        self,
-        agent: AgentRow,
-        channel_id: UUID,
-        name: str,
-        now: datetime,
-        *,
-        may_subscribe: bool,
-        may_publish: bool,
+        self, agent: AgentRow, channel_id: UUID, name: str, rights: AllowlistRights, now: datetime
     ) -> AllowlistEntry:
         """Puts an agent on the allowlist, or changes its rights. An agent that loses a right is removed from the
         subscribers or publishers."""
@@ -204,8 +163,9 @@ class Channels:
             channel = await self.owned(tx, channel_id, agent, now)
             _refuse_signed(channel)
             before = (await store.listed(tx, channel_id, [nhi])).get(nhi)
-            [entry] = await store.put_listed(tx, channel_id, [Member(nhi, may_publish, may_subscribe)], now)
-            detail: Detail = {"listed": nhi, "may_subscribe": may_subscribe, "may_publish": may_publish}
+            member = Member(nhi, rights.may_publish, rights.may_subscribe)
+            [entry] = await store.put_listed(tx, channel_id, [member], now)
+            detail: Detail = {"listed": nhi, "may_subscribe": rights.may_subscribe, "may_publish": rights.may_publish}
             await audit.record(tx, [channel_event("channel_policy_changed", channel, agent.handle, now, detail)])
             if before is not None and before.member.exceeds(entry.member):
                 await withdraw(tx, self._admission, channel, [before], now)

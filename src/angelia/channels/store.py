@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar
 from uuid import UUID, uuid4
 
-import msgspec
-
 from angelia.channels.model import (
     AllowlistEntry,
     Channel,
+    ChannelLimits,
     ChannelPolicy,
     ChannelPublication,
     Epoch,
+    PublishedMessage,
     StoredChannelMessage,
     Subscription,
     SubscriptionStatus,
@@ -23,9 +24,9 @@ from angelia.channels.model import (
 )
 from angelia.envelope.rosters import Member, Roster, decode_roster, encode_roster
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import columns, statements
+from angelia.stores.sql import columns, record_of, statements
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 SQL = statements(__file__)
 Known = tuple[UUID, str, UUID]  # channel, sender, message id
@@ -35,26 +36,17 @@ _FEW = 4  # channels whose locks a tick waits for at once
 
 
 async def add(
-    tx: Tx,
-    channel_id: UUID,
-    owner: str,
-    name: str,
-    policy: ChannelPolicy,
-    retention: int,
-    size: int,
-    subscribers: int,
-    now: datetime,
+    tx: Tx, channel_id: UUID, owner: str, name: str, policy: ChannelPolicy, limits: ChannelLimits, now: datetime
 ) -> Channel | None:
     """Returns the new channel, or None if one has that id, or the owner has one of that name."""
-    values = (channel_id, owner, name, policy, retention, size, subscribers, now)
-    return _found(await tx.fetchrow(SQL["add"], *values), Channel)
+    return _found(await tx.fetchrow(SQL["add"], channel_id, owner, name, policy, *limits, now), Channel)
 
 
 async def channel(tx: Tx, channel_id: UUID) -> Channel:
     row = await tx.fetchrow(SQL["channel"], channel_id)
     if row is None:
         raise no_channel(channel_id)
-    return _record(row, Channel)
+    return record_of(Channel, row)
 
 
 async def locked(tx: Tx, channel_id: UUID) -> Channel:
@@ -67,7 +59,7 @@ async def locked(tx: Tx, channel_id: UUID) -> Channel:
 
 async def lock(tx: Tx, channel_ids: Sequence[UUID]) -> dict[UUID, Channel]:
     """Returns those of the channels that exist, under locks until the transaction ends."""
-    return {row["channel_id"]: _record(row, Channel) for row in await tx.fetch(SQL["lock"], channel_ids)}
+    return {row["channel_id"]: record_of(Channel, row) for row in await tx.fetch(SQL["lock"], channel_ids)}
 
 
 async def page(
@@ -75,23 +67,21 @@ async def page(
     nhi: str,
     after: tuple[datetime, UUID] | None,
     limit: int,
-    *,
     owner: str | None,
     name: str | None,
+    *,
     subscribed: bool,
 ) -> list[tuple[Channel, bool]]:
     """Returns channels that an agent uses or may find; the flag is False where policy rules decide whether it may."""
     at, id_ = after or (None, None)
     statement = SQL["subscribed_page" if subscribed else "page"]
     return [
-        (_record(row, Channel), row["known"]) for row in await tx.fetch(statement, nhi, at, id_, owner, name, limit)
+        (record_of(Channel, row), row["known"]) for row in await tx.fetch(statement, nhi, at, id_, owner, name, limit)
     ]
 
 
-async def update(
-    tx: Tx, channel_id: UUID, policy: ChannelPolicy, retention: int, size: int, subscribers: int, now: datetime
-) -> None:
-    await tx.execute(SQL["update"], channel_id, policy, retention, size, subscribers, now)
+async def update(tx: Tx, channel_id: UUID, policy: ChannelPolicy, limits: ChannelLimits, now: datetime) -> None:
+    await tx.execute(SQL["update"], channel_id, policy, *limits, now)
 
 
 async def recheck_from(tx: Tx, channel_id: UUID, after: str | None) -> None:
@@ -248,13 +238,13 @@ async def key_lost(tx: Tx, channel_id: UUID, nhi: str, now: datetime, asked_befo
     return _found(await tx.fetchrow(SQL["key_lost"], channel_id, nhi, now, asked_before), Subscription)
 
 
-async def known(tx: Tx, ids: Sequence[Known]) -> dict[Known, StoredChannelMessage]:
-    """Returns the messages that were published under these ids, without their bytes."""
+async def known(tx: Tx, ids: Sequence[Known]) -> dict[Known, PublishedMessage]:
+    """Returns the answers for the messages that were published under these ids."""
     rows = await tx.fetch(SQL["known"], *columns(ids, 3))
-    return {(row["channel_id"], row["sender_nhi"], row["message_id"]): _stored(row, b"") for row in rows}
+    return {(row["channel_id"], row["sender_nhi"], row["message_id"]): record_of(PublishedMessage, row) for row in rows}
 
 
-async def append(tx: Tx, placed: Sequence[tuple[ChannelPublication, StoredChannelMessage]]) -> None:
+async def append(tx: Tx, placed: Sequence[tuple[ChannelPublication, PublishedMessage]]) -> None:
     """Writes messages at the offsets that they were given, and moves the ends of their channels."""
     await tx.execute(
         SQL["append"],
@@ -270,17 +260,14 @@ async def append(tx: Tx, placed: Sequence[tuple[ChannelPublication, StoredChanne
         [one.envelope.header.correlation_id for one, _ in placed],
         [one.envelope.wire for one, _ in placed],
     )
-    counts: dict[UUID, int] = {}
-    for one, _ in placed:
-        counts[one.channel_id] = counts.get(one.channel_id, 0) + 1
+    counts = Counter(one.channel_id for one, _ in placed)
     await tx.execute(SQL["advance"], list(counts), list(counts.values()))
 
 
 async def read(
     tx: Tx, channel_id: UUID, after: int, now: datetime, limit: int, most_bytes: int
 ) -> list[StoredChannelMessage]:
-    rows = await tx.fetch(SQL["read"], channel_id, after, now, limit, most_bytes)
-    return [_stored(row, row["wire"]) for row in rows]
+    return _records(await tx.fetch(SQL["read"], channel_id, after, now, limit, most_bytes), StoredChannelMessage)
 
 
 async def drop_expired(tx: Tx, now: datetime, limit: int) -> bool:
@@ -312,29 +299,14 @@ async def drop_remains(tx: Tx, limit: int) -> bool:
     return True
 
 
-def _record(row: Row, kind: type[R]) -> R:
-    """Returns a row as the record whose members are columns of it."""
-    return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
-
-
 def _records(rows: Sequence[Row], kind: type[R]) -> list[R]:
-    return [_record(row, kind) for row in rows]
+    return [record_of(kind, row) for row in rows]
 
 
 def _found(row: Row | None, kind: type[R]) -> R | None:
-    return None if row is None else _record(row, kind)
+    return None if row is None else record_of(kind, row)
 
 
 def _changed(row: Row | None, kind: type[R]) -> R:
     assert row is not None, "the caller holds the channel's lock"
-    return _record(row, kind)
-
-
-def _stored(row: Row, wire: bytes) -> StoredChannelMessage:
-    return StoredChannelMessage(
-        offset=row["channel_offset"],
-        replay_key=row["replay_key"],
-        accepted_at=row["accepted_at"],
-        expires_at=row["expires_at"],
-        wire=wire,
-    )
+    return record_of(kind, row)

@@ -210,7 +210,7 @@ RETURNING *
 
 -- name: known
 -- The messages that senders have published under these ids.
-SELECT channel_id, sender_nhi, message_id, channel_offset, replay_key, accepted_at, expires_at
+SELECT channel_id, sender_nhi, message_id, channel_offset AS "offset", encode(replay_key, 'hex') AS replay_key, accepted_at, expires_at
 FROM channel_messages
 WHERE (channel_id, sender_nhi, message_id) IN (SELECT * FROM unnest($1::uuid[], $2::varchar[], $3::uuid[]))
 
@@ -232,7 +232,7 @@ WITH page AS (
   FROM channel_messages
   WHERE channel_id = $1 AND channel_offset > $2 AND expires_at > $3 ORDER BY channel_offset LIMIT $4
 )
-SELECT m.channel_offset, m.replay_key, m.accepted_at, m.expires_at, m.wire
+SELECT m.channel_offset AS "offset", m.replay_key, m.accepted_at, m.expires_at, m.wire
 FROM page JOIN channel_messages AS m ON m.channel_id = $1 AND m.channel_offset = page.channel_offset
 WHERE page.before < $5 ORDER BY m.channel_offset
 

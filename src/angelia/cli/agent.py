@@ -188,7 +188,7 @@ def _remember(session: CommandContext, identity: Identity, agent: AgentRecord) -
 
 
 def _show_other(session: CommandContext, name: str) -> None:
-    from angelia.client.mailbox_keys import is_id
+    from angelia.client.peer_keys import is_id
 
     if session.token is None and is_id(name):
         profile = session.as_anyone().agents.profile(name)

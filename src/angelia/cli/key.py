@@ -279,7 +279,7 @@ def _presented(
     """The bundles of NAME by a file or the server, with valid signatures but not trusted yet; and the keys that the
     server says are revoked, None if it was not asked."""
     from angelia.client.exchange import MOST_PAGES, BadAnswer
-    from angelia.client.mailbox_keys import refuse_misnamed
+    from angelia.client.peer_keys import refuse_misnamed
     from angelia.envelope.bundles import check_bundle
     from angelia.keys.model import LinkDocument, parse_link, parse_links
 

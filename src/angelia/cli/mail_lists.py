@@ -17,7 +17,8 @@ from angelia.errors import AngeliaError, InvalidArgument
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
-    from angelia.mail.api import DeadLetter, ReceiptRecord
+    from angelia.mail.api import DeadLetter
+    from angelia.mail.model import ReceiptRecord
     from angelia.mailbox.allowlist import AllowedSender
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage

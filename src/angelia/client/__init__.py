@@ -12,7 +12,7 @@ from angelia.client.delivery_status import Untrue
 from angelia.client.exchange import BadAnswer
 from angelia.client.mail_receiving import NotOpened, Received
 from angelia.client.mail_sending import AlreadyWithdrawn, SentMail
-from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
+from angelia.client.peer_keys import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.crypto_support import UnsupportedCryptography
 from angelia.envelope.rosters import UntrustedRoster

@@ -19,11 +19,9 @@ keep its client busy. An ack that the server never confirmed is sent again after
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import TypeVar
 
-from angelia.client import mail_calls, mailbox_keys
+from angelia.client import clock, mail_calls
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
@@ -43,14 +41,12 @@ from angelia.envelope.times import moment
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, RateLimited
 from angelia.mail.api import AckItem, NackItem
-from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
+from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF
 from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite
 from angelia.mailbox.repeated_envelopes import LastReport
-
-T = TypeVar("T")
 
 # For how many seconds a message is given back whose sender's keys cannot be looked up, if the server does not say. A
 # refusal lasts longer than a fault.
@@ -118,17 +114,17 @@ class AckPlan:
         """Sends acks and nacks; returns the first error, if any, of the network or of this disk."""
         problem = self._unsigned
         try:
-            self._mailbox.repeated_envelopes.record_report(self._repeats, mailbox_keys.now())
-            for acks in _hundreds(self._acks):
+            self._mailbox.repeated_envelopes.record_report(self._repeats, clock.now())
+            for acks in mail_calls.in_hundreds(self._acks):
                 results = yield from mail_calls.acknowledge(acks)
                 # The outcomes are in the order of the acks; replay keys are taken from these, not from the server.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
-                self._mailbox.inbox.mark_acked(done, mailbox_keys.now())
+                self._mailbox.inbox.mark_acked(done, clock.now())
                 self._mailbox.repeated_envelopes.record_confirmation(set(self._repeats).intersection(done))
                 refused = (item_fault(one.problem) for one in results if one.problem is not None)
                 problem = problem or next(refused, None)
             self._mailbox.held_mail.add(*self._strangers)
-            for nacks in _hundreds(self._nacks):
+            for nacks in mail_calls.in_hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
         except AngeliaError as error:
             return problem or error
@@ -139,7 +135,7 @@ class AckPlan:
     ) -> AckVerdict:
         """Plans the ack of a message that is not opened, or not again. The log gets one receipt of it, however often it
         comes."""
-        now, mailbox = mailbox_keys.now(), self._mailbox
+        now, mailbox = clock.now(), self._mailbox
         if isinstance(one.envelope, Refused):
             raise one.envelope
         said = [found] if (found := mailbox.repeated_envelopes.last_report(one.replay_key)) is not None else []
@@ -212,13 +208,9 @@ def _held(one: LeasedMessage) -> HeldMessage:
         replay_key=one.replay_key,
         sender=header.sender_nhi,
         lease_token=one.lease_token,
-        kept_at=mailbox_keys.now(),
+        kept_at=clock.now(),
         expires_at=moment(header.expires_at),
     )
-
-
-def _hundreds(items: list[T]) -> Iterator[list[T]]:
-    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
 
 
 def _ack(one: LeasedMessage, receipt: Receipt) -> AckItem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Generator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self
 
 from angelia.client.agent_verbs import AgentChannels, AgentKeys, AgentMail
@@ -40,7 +39,7 @@ class _Namespaces(Generic[Mode]):
             self.mailbox.close()
 
     def _note_interruption(self, kind: type[BaseException] | None) -> None:
-        """A loop over `listen` that Ctrl-C or a cancellation ended is not done with its message; any other one is."""
+        """Leaves the last message of `listen` to the next loop if Ctrl-C or a cancellation ended this one."""
         if kind is not None and not issubclass(kind, Exception):
             self.mail.listening.interrupt()
 
@@ -80,9 +79,7 @@ class Agent(_Namespaces[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._note_interruption(kind)
         self.close()
 
@@ -125,9 +122,7 @@ class AsyncAgent(_Namespaces[Awaited]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._note_interruption(kind)
         await self.close()
 
@@ -145,7 +140,5 @@ class Opening:
         self._agent = await self._opened
         return self._agent
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._agent.__aexit__(kind, error, traceback)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._agent.__aexit__(kind)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,39 +13,35 @@ import msgspec
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.channels import api as channels
-from angelia.channels.model import ChannelPolicy, ChannelView, Subscription
+from angelia.channels.model import Subscription
 from angelia.client import (
     channel_membership,
     channel_publishing,
     channel_reading,
     channel_signing,
+    clock,
     delivery_status,
     mail_receiving,
     mail_sending,
-    mailbox_keys,
+    peer_keys,
     request_reply,
 )
-from angelia.client.batches import Following, Pages
-from angelia.client.channel_publishing import PublishResult
-from angelia.client.channel_reading import OpenedPage, Unopened
+from angelia.client.channel_reading import Following, OpenedPage, Unopened
 from angelia.client.exchange import Exchange
 from angelia.client.mail_listening import Listening
-from angelia.client.mail_sending import SentMail
 from angelia.client.mail_stream import is_passing
-from angelia.client.mailbox_keys import OneTime, now
-from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
+from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Pages, Run, Verb
 from angelia.client.operation_requests import ask, asking, naming
-from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.errors import AngeliaError, NotFound
 from angelia.mail import api as mail
-from angelia.mail.api import ReceiptRecord
-from angelia.mail.model import DeliveryStatus, Side
+from angelia.mail.model import DeliveryStatus, ReceiptRecord, Side
 from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage
-from angelia.mailbox.drafts import MessageOptions, SendOptions
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage
 
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 _PAGE = 200
@@ -58,35 +55,23 @@ class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     by: Literal["recipient", "relay", "unproven", ""]
 
 
-def _send(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
-) -> Exchange[SentMail]:
-    """Seals a message and sends it.
+def _with_text(
+    verb: Callable[Concatenate[Mailbox, A, bytes, P], Exchange[T]],
+) -> Callable[Concatenate[Mailbox, A, str | bytes, P], Exchange[T]]:
+    """Returns the verb for content that is text or bytes."""
 
-    If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
-    member `waiting`; whatever sends or listens next delivers it."""
-    return mail_sending.send(mailbox, recipient, _bytes(body), one_time=one_time, **options)
+    @functools.wraps(verb)
+    def exchange(mailbox: Mailbox, to: A, body: str | bytes, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
+        return verb(mailbox, to, body.encode() if isinstance(body, str) else body, *args, **kwargs)
 
-
-def _reply(mailbox: Mailbox, message: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
-    """Answers a message, in its conversation."""
-    return request_reply.answer(mailbox, message, _bytes(body), **options)
-
-
-def _ask(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
-) -> Exchange[Opened]:
-    """Sends a question and returns the answer; of several, the first. Other mail is left alone.
-
-    After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
-    return request_reply.send_and_wait(mailbox, recipient, _bytes(body), timeout=timeout, **options)
+    return exchange
 
 
 def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
     """Opens the mail of an agent from now on. Its keys come from the server, unless they are known already."""
     if mailbox.pinned_keys.pin(agent) is None:
-        yield from mailbox_keys.find_keys(mailbox, agent)
-    return mailbox.allowlist.allow(agent, now(), label)
+        yield from peer_keys.find_keys(mailbox, agent)
+    return mailbox.allowlist.allow(agent, clock.now(), label)
 
 
 def _deny(mailbox: Mailbox, agent: str) -> Exchange[None]:
@@ -105,19 +90,19 @@ def _allowed(mailbox: Mailbox) -> Exchange[list[AllowedSender]]:
 def _read(mailbox: Mailbox, replay_key: str) -> Exchange[Opened]:
     """Returns a message of the inbox with its content, by its id or the beginning of that, and marks it read."""
     yield from ()
-    return mailbox.inbox.read(replay_key, now())
+    return mailbox.inbox.read(replay_key, clock.now())
 
 
 class AgentMail(OwnNamespace[Mode]):
-    """Sealed mail of one agent."""
+    """Sealed mail of one agent. The content of a message is text or bytes."""
 
     def __init__(self, run: Run, mailbox: Mailbox) -> None:
         super().__init__(run, mailbox)
         self.listening = Listening(mailbox)
 
-    send = OwnVerb(_send)
-    reply = OwnVerb(_reply)
-    ask = OwnVerb(_ask)
+    send = OwnVerb(_with_text(mail_sending.send))
+    reply = OwnVerb(_with_text(request_reply.answer))
+    ask = OwnVerb(_with_text(request_reply.send_and_wait))
     receive = OwnVerb(mail_receiving.receive)
     read = OwnVerb(_read)
     withdraw = OwnVerb(mail_sending.withdraw)
@@ -132,8 +117,8 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def listen(self) -> Batches[Opened]:
-        """Mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent, receipts
-        are fetched and keys are kept fresh. A server that is away is waited for.
+        """Yields mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent,
+        receipts are fetched and keys are kept fresh. A server that is away is waited for.
 
         A message is done with when the loop asks for the next one or is left. A process that is killed before gets the
         message again."""
@@ -141,7 +126,7 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def inbox(self) -> Batches[Message]:
-        """The messages that were received, newest first, without their content."""
+        """Yields the messages that were received, newest first, without their content."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[Message], str | None]]:
             yield from ()
@@ -152,7 +137,7 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def outbox(self) -> Batches[OutboxMessage]:
-        """The messages that were sealed here, newest first: how far each has come."""
+        """Yields the messages that were sealed here, newest first: how far each has come."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[OutboxMessage], str | None]]:
             yield from ()
@@ -194,60 +179,15 @@ def _checked(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[CheckedReceipt
     return CheckedReceipt(**{**facts, "status": DeliveryStatus(receipt.status.name.lower())}, by="recipient")
 
 
-def _create(
-    mailbox: Mailbox,
-    name: str,
-    policy: str = ChannelPolicy.ALLOWLIST,
-    *,
-    allow: Sequence[str] = (),
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
-) -> Exchange[ChannelView]:
-    """Makes a channel with its first roster and key. Without a policy, the agents of `allow` may subscribe."""
-    if policy not in list(ChannelPolicy):
-        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
-    return channel_membership.create_channel(
-        mailbox,
-        name,
-        ChannelPolicy(policy),
-        allow=allow,
-        retention_seconds=retention_seconds,
-        max_message_size_bytes=max_message_size_bytes,
-        max_subscribers=max_subscribers,
-    )
-
-
-def _publish(
-    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
-) -> Exchange[PublishResult]:
-    """Seals a message for all subscribers and publishes it. Members that lack the channel's key get it first.
-
-    With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
-    message."""
-    return channel_publishing.publish(mailbox, channel, _bytes(body), **options)
-
-
 def _read_page(
-    mailbox: Mailbox,
-    channel: str | UUID,
-    *,
-    after_offset: int | None = None,
-    max_messages: int = 10,
-    wait: int = 0,
+    mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None, max_messages: int = 10, wait: int = 0
 ) -> Exchange[OpenedPage]:
     """Returns the next messages of a channel: after an offset, or after what was committed. To read commits nothing."""
     found = yield from channel_membership.find_channel(mailbox, channel)
-    return (
-        yield from channel_reading.read_channel(
-            mailbox,
-            found.channel_id,
-            after_offset=after_offset,
-            max_messages=max_messages,
-            wait=wait,
-            name=found.name,
-        )
+    page = channel_reading.read_channel(
+        mailbox, found.channel_id, after_offset=after_offset, max_messages=max_messages, wait=wait, name=found.name
     )
+    return (yield from page)
 
 
 def _commit(message: ChannelMessage) -> Exchange[Subscription]:
@@ -258,7 +198,7 @@ def _commit(message: ChannelMessage) -> Exchange[Subscription]:
 def _named(
     act: Callable[Concatenate[UUID, P], Exchange[T]],
 ) -> Callable[Concatenate[Mailbox, str | UUID, P], Exchange[T]]:
-    """The verb for a channel that is named by its id, as `owner/name`, or by the name of one's own."""
+    """Returns the verb for a channel that is named as `AgentChannels` says."""
 
     def verb(mailbox: Mailbox, channel: str | UUID, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         found = yield from channel_membership.look_up_channel(mailbox, channel)
@@ -269,9 +209,10 @@ def _named(
 
 
 class AgentChannels(OwnNamespace[Mode]):
-    """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name of one's own."""
+    """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name alone if the agent
+    owns it."""
 
-    create = OwnVerb(_create)
+    create = OwnVerb(channel_membership.create_channel)
     find = OwnVerb(channel_membership.find_channel)
     list = Verb(asking(channels.LIST, channels.ChannelQuery))
     update = OwnVerb(channel_membership.update_channel)
@@ -283,14 +224,14 @@ class AgentChannels(OwnNamespace[Mode]):
     unsubscribe = OwnVerb(channel_membership.unsubscribe)
     pause = OwnVerb(_named(naming(channels.PAUSE)))
     resume = OwnVerb(_named(naming(channels.RESUME)))
-    publish = OwnVerb(_publish)
+    publish = OwnVerb(_with_text(channel_publishing.publish))
     share_key = OwnVerb(channel_publishing.share_key)
     read = OwnVerb(_read_page)
     commit = Verb(_commit)
 
     @Iteration
     def tail(self, channel: str | UUID, *, after_offset: int | None = None) -> Batches[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without end; `commit` says that one is done with."""
+        """Yields the messages of a channel as they come, without end; `commit` commits one."""
         return Following(self._mailbox, channel, after_offset)
 
 
@@ -302,8 +243,4 @@ class AgentKeys(OwnNamespace[Mode]):
     emergency_rotate = OwnVerb(channel_signing.emergency_rotate_keys)
     rotate_due = OwnVerb(channel_signing.rotate_due_keys)
     renew_due = OwnVerb(channel_signing.tend_keys)
-    find = OwnVerb(mailbox_keys.find_keys)
-
-
-def _bytes(body: str | bytes) -> bytes:
-    return body.encode() if isinstance(body, str) else body
+    find = OwnVerb(peer_keys.find_keys)

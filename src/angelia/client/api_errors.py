@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
+from http.client import responses
 from typing import cast
 
 import msgspec
@@ -75,16 +75,17 @@ NOTABLE_SKEW = 2.0
 # A server may ask for a pause; it may not keep a client away for ever.
 LONGEST_PAUSE = 3600
 _V1 = "/v1/"
-_PROXIED = (502, 503, 504)
-# What an answer of ours is made of; a page of another program has a type of its own, or none.
+PROXIED = (502, 503, 504)
+# The media types of Angelia's answers; a page of another program has another type, or none.
 _MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE})
 
 
 def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
-    """The error that a refusal stands for; `now` is our clock when it arrived."""
-    problem = _parsed(response)
-    if problem is None:
+    """Returns the error that a refusal stands for; `now` is this machine's time when it arrived."""
+    parsed = _parsed(response)
+    if parsed is None:
         return not_angelia(response)
+    problem, members = parsed
     code = problem.code or CODE_OF_TEXT.get(problem.error) or CODE_OF_STATUS.get(response.status, "internal")
     message = problem.detail or problem.error or problem.title or _worded(response)
     hint = problem.hint
@@ -93,19 +94,19 @@ def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
     error = _class_of(code)(message, hint=hint, retry_after=retry_after(response, now=now))
     error.status = response.status
     error.request_id = problem.request_id or response.headers.get("x-request-id")
-    error.members = _members(response)
+    error.members = members
     return error
 
 
 def item_fault(problem: ItemProblem) -> ApiError:
-    """The error of one of several things, where the others may have gone well."""
+    """Returns the error of one item of a batch, whose others may have succeeded."""
     error = _class_of(problem.code)(problem.title, hint=problem.hint, retry_after=_bounded(problem.retry_after))
     error.members = dict(problem.members)
     return error
 
 
 def retry_after(response: Response, *, now: float) -> int | None:
-    """How many seconds the server asks us to wait: given as a number or as a date."""
+    """Returns how many seconds the server asks to wait, which it says as a number or as a date."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
         return _bounded(int(text[:9]))
@@ -118,7 +119,7 @@ def _bounded(seconds: int | None) -> int | None:
 
 
 def clock_skew(response: Response, *, now: float) -> float | None:
-    """How far our clock is ahead of the server's, in seconds; negative when behind."""
+    """Returns how many seconds this machine's clock is ahead of the server's; negative if it is behind."""
     at = _date(response.headers.get("date", ""))
     return None if at is None else now - at
 
@@ -130,8 +131,8 @@ def is_ours(response: Response) -> bool:
 
 
 def not_angelia(response: Response) -> NotAngelia:
-    """The error for an answer that is not ours; its words are not ours to show."""
-    away = response.status in _PROXIED
+    """Returns the error for an answer of another program, whose text is not shown."""
+    away = response.status in PROXIED
     hint = "a proxy answers for a server that is away" if away else "is that the server's address?"
     error = NotAngelia(
         f"{_worded(response)}: this is no Angelia server", hint=f"{hint}; --url or --context names another"
@@ -140,29 +141,22 @@ def not_angelia(response: Response) -> NotAngelia:
     return error
 
 
-def _parsed(response: Response) -> _Problem | None:
-    """What a refusal says in the shape of its surface; None if it is in no shape of ours."""
-    try:
-        problem = msgspec.json.decode(response.body, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if response.path.startswith(_V1):
-        return problem if problem.code and problem.request_id else None
-    return problem if problem.error or problem.code else None
-
-
-def _members(response: Response) -> dict[str, object]:
-    """What a problem document says beyond its words, such as the bundle that comes with key_stale."""
+def _parsed(response: Response) -> tuple[_Problem, dict[str, object]] | None:
+    """Returns what a refusal says, in the shape of its surface, and its members beyond those words, such as the bundle
+    that comes with key_stale; None if it does not come from an Angelia server."""
     try:
         said = msgspec.json.decode(response.body, type=dict[str, object])
+        problem = msgspec.convert(said, _Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return {name: value for name, value in said.items() if name not in _WORDS}
+        return None
+    of_v1 = response.path.startswith(_V1)
+    if not (problem.code and problem.request_id if of_v1 else problem.error or problem.code):
+        return None
+    return problem, {name: value for name, value in said.items() if name not in _WORDS}
 
 
 def _worded(response: Response) -> str:
-    known = response.status in {status.value for status in HTTPStatus}
-    phrase = f" ({HTTPStatus(response.status).phrase})" if known else ""
+    phrase = f" ({responses[response.status]})" if response.status in responses else ""
     return f"{response.method} {response.path} was answered with status {response.status}{phrase}"
 
 
@@ -179,10 +173,11 @@ def _date(text: str) -> float | None:
 
 
 def _class_of(code: str) -> type[ApiError]:
-    family = _FAMILY.get(code)
-    if family is not None:
-        return family
-    return cast(type[ApiError], type("ApiError", (ApiError,), {"code": code, "__module__": __name__}))
+    return _FAMILY.get(code) or _made("ApiError", (ApiError,), code)
+
+
+def _made(name: str, bases: tuple[type[AngeliaError], ...], code: str) -> type[ApiError]:
+    return cast(type[ApiError], type(name, bases, {"code": code, "__module__": __name__}))
 
 
 def _subclasses(of: type[AngeliaError]) -> Iterator[type[AngeliaError]]:
@@ -193,7 +188,7 @@ def _subclasses(of: type[AngeliaError]) -> Iterator[type[AngeliaError]]:
 
 # `except NotFound` catches a server's not_found, and `except ApiError` whatever any server said.
 _FAMILY: dict[str, type[ApiError]] = {
-    cls.code: cast(type[ApiError], type(cls.__name__, (ApiError, cls), {"code": cls.code, "__module__": __name__}))
+    cls.code: _made(cls.__name__, (ApiError, cls), cls.code)
     for cls in _subclasses(AngeliaError)
     if cls.__module__ == errors.__name__
 }

@@ -10,16 +10,16 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 from uuid import UUID
 
 from angelia.channels import api
 from angelia.channels.model import ChannelView
-from angelia.client import channel_calls, mail_calls, mail_receiving
+from angelia.client import channel_calls, clock, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import Exchange
 from angelia.client.mail_calls import LeasedMessage
-from angelia.client.mailbox_keys import now
 from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, Edition
@@ -32,6 +32,8 @@ from angelia.mailbox.inbox import Message
 from angelia.mailbox.mailbox import Mailbox
 
 _LEASE, _MOST_PAGES = 60, 20
+# Channels with their newest rosters, or the errors that the server's answers about them led to.
+_Known: TypeAlias = dict[UUID, tuple[ChannelView, Roster | None] | AngeliaError]
 
 
 def take_keys(mailbox: Mailbox) -> Exchange[int]:
@@ -40,7 +42,8 @@ def take_keys(mailbox: Mailbox) -> Exchange[int]:
     A key that cannot be judged now, because the server lies about its channel, stays in the mailbox until it expires.
     It does not hold up keys of other channels or senders. A key of a later roster than the server shows stays until
     the server shows that one."""
-    taken, known = 0, _Known(mailbox)
+    known: _Known = {}
+    taken = 0
     for message, brought in _keys_in_mail(mailbox):
         if brought is None:
             mailbox.inbox.mark_handled(message.replay_key)  # it claims to be a key, and is none
@@ -50,14 +53,14 @@ def take_keys(mailbox: Mailbox) -> Exchange[int]:
         except (Unreachable, Unavailable):
             raise
         except AngeliaError:
-            if now() < message.expires_at or _tells_of_later(mailbox, brought, message):
+            if clock.now() < message.expires_at or _tells_of_later(mailbox, brought, message):
                 continue
             believed = None
         if believed is not None:
             came = replace(brought, made_under=believed.made_under)
-            mailbox.channels.keep(came, message.sender, now(), seals=believed.seals, came_at=message.received_at)
+            mailbox.channels.keep(came, message.sender, clock.now(), seals=believed.seals, came_at=message.received_at)
             if brought.epoch < believed.channel.epoch:
-                mailbox.channels.retire(brought.channel_id, brought.epoch, now())
+                mailbox.channels.retire(brought.channel_id, brought.epoch, clock.now())
             if believed.is_ahead:
                 continue  # it tells of a roster that the server does not show
             taken += 1
@@ -82,7 +85,9 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
                 wait=max(0.0, deadline - time.monotonic()),
                 lease_seconds=_LEASE,
             )
-            controls = [one for one in page.messages if _is_control(one)]
+            controls = [
+                one for one in page.messages if isinstance(one.envelope, Envelope) and one.envelope.header.control
+            ]
             others += [one for one in page.messages if one not in controls]
             yield from mail_receiving.take_in(mailbox, controls)
             if controls or not page.messages:
@@ -96,19 +101,12 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
 
 def _put_back(others: list[LeasedMessage]) -> Exchange[None]:
     """Nacks mail that brings no key of the channel, so that it is redelivered at once; that counts as no attempt."""
+    nacks = [
+        NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False) for one in others
+    ]
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
-        for start in range(0, len(others), MOST_AT_ONCE):
-            some = others[start : start + MOST_AT_ONCE]
-            yield from mail_calls.nack(
-                [
-                    NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False)
-                    for one in some
-                ]
-            )
-
-
-def _is_control(one: LeasedMessage) -> bool:
-    return isinstance(one.envelope, Envelope) and one.envelope.header.control
+        for some in mail_calls.in_hundreds(nacks):
+            yield from mail_calls.nack(some)
 
 
 def key_of_later_roster(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
@@ -132,42 +130,31 @@ def _keys_in_mail(mailbox: Mailbox) -> Iterator[tuple[Message, ChannelKey | None
             yield last, ChannelKey.decode(control.body)
 
 
-class _Known:
-    """The channels whose keys came; the server is asked about each once."""
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-        self._found: dict[UUID, tuple[ChannelView, Roster | None] | AngeliaError] = {}
-
-    def channel(self, channel_id: UUID) -> Exchange[tuple[ChannelView, Roster | None]]:
-        """Returns the channel and its newest roster."""
-        if channel_id not in self._found:
-            try:
-                found = yield from channel_calls.channel(channel_id)
-                self._found[channel_id] = found, (yield from known_roster(self._mailbox, found))
-            except (Unreachable, Unavailable):
-                raise
-            except AngeliaError as error:
-                self._found[channel_id] = error
-        known = self._found[channel_id]
-        if isinstance(known, AngeliaError):
-            raise known
-        return known
+def _shown(mailbox: Mailbox, channel_id: UUID, known: _Known) -> Exchange[tuple[ChannelView, Roster | None]]:
+    """Returns a channel and its newest roster; the server is asked about each channel once."""
+    if channel_id not in known:
+        try:
+            found = yield from channel_calls.channel(channel_id)
+            known[channel_id] = found, (yield from known_roster(mailbox, found))
+        except (Unreachable, Unavailable):
+            raise
+        except AngeliaError as error:
+            known[channel_id] = error
+    shown = known[channel_id]
+    if isinstance(shown, AngeliaError):
+        raise shown
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
 class _Believed:
-    """A key that its channel has or had. `vouched` says that a publisher sent it. `is_ahead` says that a publisher made
-    it under a later roster than the server shows: until the server shows that one, the key only opens."""
+    """A key that its channel has or had. `seals` says that a publisher vouches for it, so that it may seal. `is_ahead`
+    says that it was made under a later roster than the server shows: until the server shows that one, it only opens."""
 
     channel: ChannelView
-    vouched: bool
+    seals: bool
     is_ahead: bool
     made_under: Edition | None
-
-    @property
-    def seals(self) -> bool:
-        return self.vouched and not self.is_ahead
 
 
 def _believed(mailbox: Mailbox, message: Message, brought: ChannelKey, known: _Known) -> Exchange[_Believed | None]:
@@ -180,7 +167,7 @@ def _believed(mailbox: Mailbox, message: Message, brought: ChannelKey, known: _K
     channel_id = brought.channel_id
     if message.channel_id != channel_id or mailbox.channels.name(channel_id) is None:
         return None
-    found, roster = yield from known.channel(channel_id)
+    found, roster = yield from _shown(mailbox, channel_id, known)
     publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
     listed = publishes and roster is not None and roster.decides
     believed = yield from _is_key(found, brought, message.sender, publishes=publishes, listed=listed)
@@ -192,7 +179,8 @@ def _believed(mailbox: Mailbox, message: Message, brought: ChannelKey, known: _K
         return _Believed(found, publishes, is_ahead=False, made_under=None if roster is None else roster.edition)
     made_under = brought.made_under
     is_ahead = made_under is not None and _is_later(mailbox, made_under, roster, message)
-    return _Believed(found, listed and _signs_still(mailbox, message), is_ahead, made_under)
+    seals = listed and not is_ahead and _signs_still(mailbox, message)
+    return _Believed(found, seals, is_ahead, made_under)
 
 
 def _tells_of_later(mailbox: Mailbox, brought: ChannelKey, message: Message) -> bool:

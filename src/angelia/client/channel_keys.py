@@ -13,11 +13,10 @@ import msgspec
 
 from angelia.channels import api
 from angelia.channels.model import Channel, ChannelPolicy, ChannelView
-from angelia.client import channel_calls
+from angelia.client import channel_calls, clock
 from angelia.client.channel_key_mail import collect_keys, key_of_later_roster
 from angelia.client.channel_rosters import know_earlier_pairs, signed_roster
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
 from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, EpochKey
@@ -42,11 +41,7 @@ class SealingKey:
 def expect_keys(mailbox: Mailbox, found: Channel) -> None:
     """Takes this channel's keys from mail from now on; a second call changes nothing."""
     if mailbox.channels.name(found.channel_id) is None:
-        mailbox.channels.join(found.channel_id, found.name, now())
-
-
-def has_key(mailbox: Mailbox, found: Channel) -> bool:
-    return _key_of(mailbox, found) is not None
+        mailbox.channels.join(found.channel_id, found.name, clock.now())
 
 
 def sealing_key(mailbox: Mailbox, found: ChannelView) -> Exchange[SealingKey]:
@@ -63,7 +58,7 @@ def _sealing_key(mailbox: Mailbox, found: ChannelView) -> Exchange[SealingKey]:
     # The roster comes first: it says which keys may seal.
     roster = yield from _newest_roster(mailbox, found)
     mailbox.channels.check_epoch(found.channel_id, found.epoch)
-    if not found.key_is_due(now()):
+    if not found.key_is_due(clock.now()):
         key = yield from _held_key(mailbox, found)
         if (yield from _newest_roster(mailbox, found)) != roster:  # mail with the key told of a later one
             raise VersionConflict(f"{found.name} has changed just now", hint="try again")
@@ -107,9 +102,11 @@ def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Exchange[EpochKey
     """Makes the channel's next key, for the members on the roster, and returns it. It is stored here before the server
     hears of it: a crash must not lose it."""
     key, epoch = EpochKey.generate(), found.epoch + 1
-    mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key, roster.edition), mailbox.identity.handle, now())
+    mailbox.channels.keep(
+        ChannelKey(found.channel_id, epoch, key, roster.edition), mailbox.identity.handle, clock.now()
+    )
     yield from ask(api.SET_EPOCH, found.channel_id, body=api.EpochBody(epoch, key.key_id))
-    mailbox.channels.retire_before(found.channel_id, epoch, now())
+    mailbox.channels.retire_before(found.channel_id, epoch, clock.now())
     return key
 
 
@@ -120,21 +117,21 @@ def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Exchange[None]:
     if found.owner_nhi == mailbox.identity.handle:
         expect_keys(mailbox, found)
     yield from collect_keys(mailbox, channel_id)
-    if found.epoch_key_id is not None and found.key_epoch == found.epoch and not has_key(mailbox, found):
+    if found.epoch_key_id is not None and found.key_epoch == found.epoch and present_key(mailbox, found) is None:
         yield from ask(api.KEY_TAKEN, channel_id, body=_KEY_LOST)
 
 
 def _held_key(mailbox: Mailbox, found: ChannelView) -> Exchange[EpochKey | None]:
     """Returns the present key, also if it still waits as mail; None if it is not here. The agent that has just made it
     sends it to all key holders: to wait for it is less work for all of them than another key."""
-    key = _key_of(mailbox, found)
+    key = present_key(mailbox, found)
     if key is not None or _only_opens(mailbox, found):
         return key
-    just_made = found.epoch_at is not None and now() - found.epoch_at < _ON_ITS_WAY
+    just_made = found.epoch_at is not None and clock.now() - found.epoch_at < _ON_ITS_WAY
     waits = (0.0, _PATIENCE, _PATIENCE) if just_made and found.key_epoch is not None else (0.0,)
     for wait in waits:
         yield from collect_keys(mailbox, found.channel_id, wait=wait)
-        key = _key_of(mailbox, found)
+        key = present_key(mailbox, found)
         if key is not None or _only_opens(mailbox, found):
             break
     return key
@@ -153,12 +150,13 @@ def _no_key_yet(found: ChannelView) -> Exchange[KeyNotFound]:
 
 def _only_opens(mailbox: Mailbox, found: Channel) -> bool:
     """Whether the present key is here, but must not seal: it was made under a roster that does not count any more."""
-    if found.epoch_key_id is None or _key_of(mailbox, found) is not None:
+    if found.epoch_key_id is None or present_key(mailbox, found) is not None:
         return False
-    return mailbox.channels.key(found.channel_id, found.epoch_key_id, now()) is not None
+    return mailbox.channels.key(found.channel_id, found.epoch_key_id, clock.now()) is not None
 
 
-def _key_of(mailbox: Mailbox, found: Channel) -> EpochKey | None:
+def present_key(mailbox: Mailbox, found: Channel) -> EpochKey | None:
+    """Returns the key of the present epoch if it is here and may seal."""
     if found.epoch_key_id is None:
         return None
     return mailbox.channels.present_key(found.channel_id, found.epoch_key_id)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
 
 from angelia.channels import api
 from angelia.channels.model import ChannelPolicy, ChannelView, Subscription, check_name, split_name
-from angelia.client import channel_calls, key_calls
-from angelia.client.channel_keys import expect_keys, has_key, rekey
+from angelia.client import channel_calls, clock, key_calls
+from angelia.client.channel_keys import expect_keys, present_key, rekey
 from angelia.client.channel_rosters import (
     change_roster,
     first_roster,
@@ -22,12 +23,11 @@ from angelia.client.channel_rosters import (
     replace_roster,
     served_roster,
 )
-from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
 from angelia.client.operation_requests import ask
+from angelia.client.peer_keys import is_id, know_sender, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
-from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
+from angelia.errors import AngeliaError, Denied, InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
 from angelia.mailbox.mailbox import Mailbox
 
@@ -36,74 +36,60 @@ def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]:
     """Returns a channel by its id, as `owner/name`, or by the name alone if the agent owns it; its roster, if it has
     one, must agree."""
     found = yield from look_up_channel(mailbox, name)
-    for last_try in (False, True):
-        try:
-            yield from known_roster(mailbox, found)
-        except VersionConflict:  # its owner has changed it just now
-            if last_try:
-                raise
-            found = yield from channel_calls.channel_again(found)
-        else:
-            break
+    try:
+        yield from known_roster(mailbox, found)
+    except VersionConflict:  # its owner has changed it just now
+        found = yield from channel_calls.channel_again(found)
+        yield from known_roster(mailbox, found)
     return found
+
+
+class ChannelLimits(TypedDict, total=False):
+    """The limits of a channel. One that is left out, or None, has the server's default, or stays as it is."""
+
+    retention_seconds: int | None
+    max_message_size_bytes: int | None
+    max_subscribers: int | None
 
 
 def create_channel(
     mailbox: Mailbox,
     name: str,
-    policy: ChannelPolicy,
+    policy: str = ChannelPolicy.ALLOWLIST,
     *,
     allow: Sequence[str] = (),
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
+    **limits: Unpack[ChannelLimits],
 ) -> Exchange[ChannelView]:
-    """Creates a channel with its first roster and its first key, and returns it. After a crash between the two, the
-    owner's next publish makes the key."""
+    """Creates a channel with its first roster and its first key, and returns it. Without a policy, the agents of
+    `allow` may subscribe. After a crash between roster and key, the owner's next publish makes the key."""
+    if policy not in list(ChannelPolicy):
+        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
     mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
-    roster = first_roster(mailbox, name, policy, listed)
-    limits = {
-        "retention_seconds": retention_seconds,
-        "max_message_size_bytes": max_message_size_bytes,
-        "max_subscribers": max_subscribers,
-    }
-    wanted = api.NewChannel(channel_name=name, policy=policy, roster=roster_document(roster))
+    roster = first_roster(mailbox, name, ChannelPolicy(policy), listed)
+    wanted = api.NewChannel(channel_name=name, policy=ChannelPolicy(policy), roster=roster_document(roster))
     given = {limit: value for limit, value in limits.items() if value is not None}
     made = yield from ask(api.CREATE, body=msgspec.structs.replace(wanted, **given))
     if (made.channel_id, made.name) != (roster.channel_id, roster.name):
         raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
-    mailbox.rosters.pin_own(roster, now())
+    mailbox.rosters.pin_own(roster, clock.now())
     expect_keys(mailbox, made)
     yield from rekey(mailbox, made, roster)
     return (yield from channel_calls.channel(roster.channel_id))
 
 
 def update_channel(
-    mailbox: Mailbox,
-    channel: str | UUID,
-    *,
-    policy: ChannelPolicy | None = None,
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
+    mailbox: Mailbox, channel: str | UUID, *, policy: ChannelPolicy | None = None, **limits: Unpack[ChannelLimits]
 ) -> Exchange[ChannelView]:
     """Changes a channel of the agent's own; what is not given stays. Another policy is signed with the next roster, and
     removes subscribers that it does not admit; the present policy again only checks all subscribers."""
     found = yield from find_channel(mailbox, channel)
     if policy is not None and policy != found.policy:
-        wanted, policy = policy, None
-        found = yield from change_roster(mailbox, found, lambda before: (wanted, before.members))
-        if retention_seconds is max_message_size_bytes is max_subscribers is None:
+        found, policy = (yield from change_roster(mailbox, found, policy=policy)), None
+        if all(limit is None for limit in limits.values()):
             return found
-    change = api.ChannelChange(
-        policy=policy,
-        retention_seconds=retention_seconds,
-        max_message_size_bytes=max_message_size_bytes,
-        max_subscribers=max_subscribers,
-    )
-    return (yield from channel_calls.change_channel(found.channel_id, change))
+    return (yield from channel_calls.change_channel(found.channel_id, api.ChannelChange(policy=policy, **limits)))
 
 
 def allow(
@@ -118,9 +104,7 @@ def allow(
     entry = Member(agent, may_publish=may_publish, may_subscribe=may_subscribe)
     roster = mailbox.rosters.pinned(found.channel_id)
     if roster is None or roster.member(agent) != entry:
-        yield from change_roster(
-            mailbox, found, lambda before: (ChannelPolicy(before.policy), [*_without(before, agent), entry])
-        )
+        yield from change_roster(mailbox, found, members=lambda before: [*_without(before, agent), entry])
     return entry
 
 
@@ -131,15 +115,15 @@ def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Exchange[None
     found = yield from look_up_channel(mailbox, channel)
     _refuse_others(mailbox, found)
 
-    def change(before: Roster) -> tuple[ChannelPolicy, list[Member]]:
+    def others(before: Roster) -> list[Member]:
         if before.member(agent) is None:
             raise NotFound(
                 f"{agent} is not on the roster of {found.name}",
                 hint=f"who is: angelia channel allow {found.channel_name}",
             )
-        return ChannelPolicy(before.policy), _without(before, agent)
+        return _without(before, agent)
 
-    yield from change_roster(mailbox, found, change)
+    yield from change_roster(mailbox, found, members=others)
 
 
 def roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Roster | None]:
@@ -195,17 +179,15 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
     found = yield from find_channel(mailbox, channel)
     # The mailbox comes first: the key may come before the server's answer does.
     joined = mailbox.channels.name(found.channel_id) is not None
-    mailbox.channels.join(found.channel_id, found.name, now())
+    mailbox.channels.join(found.channel_id, found.name, clock.now())
     try:
-        problems = yield from know_senders(mailbox, {found.owner_nhi})
-        if found.owner_nhi in problems:
-            raise problems[found.owner_nhi]
+        yield from know_sender(mailbox, found.owner_nhi)
         held = yield from ask(api.SUBSCRIBE, found.channel_id)
     except AngeliaError:
         if not joined:
-            mailbox.channels.leave(found.channel_id, now())
+            mailbox.channels.leave(found.channel_id, clock.now())
         raise
-    if held.key_epoch and held.key_epoch == found.epoch and not has_key(mailbox, found):
+    if held.key_epoch and held.key_epoch == found.epoch and present_key(mailbox, found) is None:
         held = yield from ask(api.SUBSCRIBE, found.channel_id, body=api.SubscribeBody(needs_key=True))
     return held
 
@@ -215,7 +197,7 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]
     found = yield from look_up_channel(mailbox, channel)
     held = yield from ask(api.UNSUBSCRIBE, found.channel_id)
     if found.owner_nhi != mailbox.identity.handle:
-        mailbox.channels.leave(found.channel_id, now())
+        mailbox.channels.leave(found.channel_id, clock.now())
     return held
 
 
@@ -223,7 +205,7 @@ def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Exchange[None]:
     """Deletes a channel of the agent's own, with its messages."""
     found = yield from look_up_channel(mailbox, channel)
     yield from ask(api.DELETE, found.channel_id)
-    mailbox.channels.forget(found.channel_id, now())
+    mailbox.channels.forget(found.channel_id, clock.now())
 
 
 def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
@@ -237,7 +219,7 @@ def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
         known = known or (mailbox.channels.joined_as(name) if roster is None else roster.channel_id)
     if known is None:
         raise NotFound(f"this mailbox knows of no channel {channel}", hint="say its id: angelia channel list")
-    mailbox.channels.forget(known, now())
+    mailbox.channels.forget(known, clock.now())
     return known
 
 

@@ -9,12 +9,11 @@ from typing import TypeVar, Unpack
 from uuid import UUID
 
 from angelia.channels.model import ChannelPolicy, ChannelView, PublishedMessage
-from angelia.client import channel_calls
-from angelia.client.channel_keys import SealingKey, check_roster_stands, expect_keys, sealing_key
+from angelia.client import channel_calls, clock
+from angelia.client.channel_keys import check_roster_stands, expect_keys, sealing_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import KeyShareResult, share
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
 from angelia.mailbox.drafts import MessageOptions
@@ -43,11 +42,13 @@ def publish(
     message."""
 
     def attempt(found: ChannelView) -> Exchange[PublishResult]:
-        key, shared = yield from _offered_key(mailbox, found)
+        key, unreached = (yield from sealing_key(mailbox, found)), dict[str, AngeliaError]()
+        if key.new or key.channel.without_key:
+            unreached = (yield from share(mailbox, key)).failed
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, body, now(), **options)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, body, clock.now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
-        return PublishResult(key.channel, published, envelope, shared.failed)
+        return PublishResult(key.channel, published, envelope, unreached)
 
     return (yield from _twice(mailbox, channel, attempt))
 
@@ -56,34 +57,20 @@ def share_key(mailbox: Mailbox, channel: str | UUID) -> Exchange[KeyShareResult]
     """Sends the present key to all members that lack it; for the owner and publishers."""
 
     def attempt(found: ChannelView) -> Exchange[KeyShareResult]:
-        key = yield from sealing_key(mailbox, found)
-        return (yield from share(mailbox, key.channel, key.key, key.roster))
+        return (yield from share(mailbox, (yield from sealing_key(mailbox, found))))
 
     return (yield from _twice(mailbox, channel, attempt))
 
 
 def _twice(mailbox: Mailbox, channel: str | UUID, attempt: Callable[[ChannelView], Exchange[T]]) -> Exchange[T]:
     """Tries a second time if the channel's key was replaced during the first attempt."""
-    found = yield from _found(mailbox, channel)
-    try:
-        return (yield from attempt(found))
-    except (EpochStale, VersionConflict):
-        found = yield from channel_calls.channel_again(found)
-    return (yield from attempt(found))
-
-
-def _offered_key(mailbox: Mailbox, found: ChannelView) -> Exchange[tuple[SealingKey, KeyShareResult]]:
-    """Returns the present key, after it was sent to members that lack it."""
-    key = yield from sealing_key(mailbox, found)
-    if key.new or key.channel.without_key:
-        return key, (yield from share(mailbox, key.channel, key.key, key.roster))
-    return key, KeyShareResult([], {})
-
-
-def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[ChannelView]:
     found = yield from find_channel(mailbox, channel)
     # Publishers are sent the next keys. So is an owner, also if its mailbox was not there when the channel was created.
     owns = found.owner_nhi == mailbox.identity.handle
     if owns or (found.may_publish and found.policy is not ChannelPolicy.OPEN):
         expect_keys(mailbox, found)
-    return found
+    try:
+        return (yield from attempt(found))
+    except (EpochStale, VersionConflict):
+        found = yield from channel_calls.channel_again(found)
+    return (yield from attempt(found))

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.client import channel_calls, mailbox_keys
+from angelia.client import channel_calls, clock, peer_keys
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_keys import ask_for_key
+from angelia.client.channel_membership import find_channel
 from angelia.client.channel_rosters import known_roster, publisher_rule
-from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mailbox_keys import now
+from angelia.client.peer_keys import know_senders
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
 from angelia.envelope.rosters import UntrustedRoster
@@ -95,7 +95,7 @@ def _strangers(
         return {}
     pinned = mailbox.rosters.pinned(channel_id)
     if pinned is not None:  # its owner may have revoked the pair that signed it; that is looked up once an hour
-        yield from mailbox_keys.look_up(mailbox, pinned.owner_nhi)
+        yield from peer_keys.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
         found = yield from channel_calls.channel(channel_id)
@@ -137,7 +137,7 @@ def _opened(
 
     refusals = [refusal(one) for one in placed]
     trying = [one for one, refused in zip(placed, refusals, strict=True) if refused is None]
-    tried = iter(mailbox.channels.open_many(channel_id, trying, now()))
+    tried = iter(mailbox.channels.open_many(channel_id, trying, clock.now()))
     return [next(tried) if refused is None else refused for refused in refusals]
 
 
@@ -179,3 +179,21 @@ class Tail:
             return []
         self.after = page.last
         return page.messages
+
+
+class Following:
+    """The messages of a channel as they come, without end."""
+
+    pause = 0.0
+
+    def __init__(self, mailbox: Mailbox, channel: str | UUID, after_offset: int | None) -> None:
+        self._mailbox = mailbox
+        self._channel = channel
+        self._after = after_offset
+        self._tail: Tail | None = None
+
+    def next(self) -> Exchange[list[ChannelMessage | Unopened]]:
+        if self._tail is None:
+            found = yield from find_channel(self._mailbox, self._channel)
+            self._tail = Tail(self._mailbox, found.channel_id, self._after, name=found.name)
+        return (yield from self._tail.next())

@@ -5,17 +5,16 @@ The pinned copy is used until the server shows another version, so that publishi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, ChannelPolicy, ChannelView
-from angelia.client import channel_calls, key_calls, mailbox_keys
-from angelia.client.channel_senders import know_senders
+from angelia.client import channel_calls, clock, key_calls, own_key_renewal, peer_keys
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
 from angelia.envelope.bundles import Link
-from angelia.envelope.refusals import Refused, UnknownSigner
+from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
@@ -24,7 +23,6 @@ from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
 Members: TypeAlias = Iterable[Member]
-Change: TypeAlias = Callable[[Roster], tuple[ChannelPolicy, Members]]
 _TRIES = 5
 _NOT_NOW = "could not be signed with your present pair now"
 # So many rosters at the most are signed in a row for a server that was restored from an old backup.
@@ -47,7 +45,7 @@ def first_roster(mailbox: Mailbox, name: str, policy: ChannelPolicy, members: Me
         policy=policy.value,
         members=members,
         # Of two channels of one name the one with the later roster counts, and this clock may have gone back.
-        issued_at=max(unix_ms(now()), 0 if before is None else before.issued_at + 1),
+        issued_at=max(unix_ms(clock.now()), 0 if before is None else before.issued_at + 1),
     )
 
 
@@ -116,9 +114,16 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     return lambda sender: sender == owner
 
 
-def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[ChannelView]:
-    """Signs and stores the next roster of a channel of the agent's own, and returns the channel. Of two concurrent
-    changes the second is applied on top of the first."""
+def change_roster(
+    mailbox: Mailbox,
+    found: Channel,
+    *,
+    policy: ChannelPolicy | None = None,
+    members: Callable[[Roster], Members] = lambda before: before.members,
+) -> Exchange[ChannelView]:
+    """Signs and stores the next roster of a channel of the agent's own, and returns the channel. `members` returns
+    those of the next roster, given the present one; what is left out stays. Of two concurrent changes the second is
+    applied on top of the first."""
     mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
@@ -126,15 +131,12 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[
     else:
         base, present = yield from _base_and_served(mailbox, found)
     for _ in range(_TRIES):
-        signed = _next(mailbox, base, present, *change(base))
-        try:
+        signed = _next(mailbox, base, present, policy or ChannelPolicy(base.policy), members(base))
+        with contextlib.suppress(VersionConflict):
             shown = yield from channel_calls.put_roster(signed)
-        except VersionConflict:
-            base, present = yield from _base_and_served(mailbox, found)
-        else:
-            if mailbox.rosters.pin_own(signed, now()):
+            if mailbox.rosters.pin_own(signed, clock.now()):
                 return shown
-            base, present = yield from _base_and_served(mailbox, found)
+        base, present = yield from _base_and_served(mailbox, found)
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
 
@@ -156,7 +158,7 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: ChannelPolicy, memb
         signed = _next(mailbox, seen or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
-            if not mailbox.rosters.pin_own(signed, now()):
+            if not mailbox.rosters.pin_own(signed, clock.now()):
                 raise VersionConflict(
                     "another process of yours has replaced the pair that signed", hint="sign it again"
                 )
@@ -208,23 +210,23 @@ def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
     try:
         former = mailbox.rosters.signed_by_former()
     except (AngeliaError, OSError) as error:
-        mailbox_keys.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
+        own_key_renewal.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
         return 0
     for roster in former:
         try:
             found = yield from channel_calls.channel(roster.channel_id)
-            yield from change_roster(mailbox, found, _unchanged)
+            yield from change_roster(mailbox, found)
             done += 1
         except NotFound:
             mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
         except (AngeliaError, OSError) as error:
-            mailbox_keys.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
+            own_key_renewal.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
     return done
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     # The owner may have revoked the pair that signed; that is looked up once an hour.
-    yield from mailbox_keys.look_up(mailbox, found.owner_nhi)
+    yield from peer_keys.look_up(mailbox, found.owner_nhi)
     pinned = mailbox.rosters.believed(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         return pinned
@@ -244,18 +246,9 @@ def _served(found: Channel) -> Exchange[Roster]:
 
 def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
     """Pins a roster of another agent's channel, after following the owner's chain of bundles if it has rotated."""
-    problems = yield from know_senders(mailbox, {served.owner_nhi})
-    if served.owner_nhi in problems:
-        raise problems[served.owner_nhi]
+    yield from peer_keys.know_sender(mailbox, served.owner_nhi)
     try:
-        try:
-            mailbox.rosters.pin(served, now())
-        except UnknownSigner:
-            pin = mailbox.pinned_keys.pin(served.owner_nhi)
-            if pin is None:
-                raise
-            yield from mailbox_keys.catch_up(mailbox, pin)
-            mailbox.rosters.pin(served, now())
+        yield from peer_keys.following_signer(mailbox, lambda: mailbox.rosters.pin(served, clock.now()))
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
@@ -277,7 +270,7 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
         if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
             break
         page = yield from key_calls.bundles_since(owner, reached)
-    mailbox.pinned_keys.learn_former_pairs(owner, links, now(), page.revoked)
+    mailbox.pinned_keys.learn_former_pairs(owner, links, clock.now(), page.revoked)
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
@@ -289,7 +282,7 @@ def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
         return pinned
     base, present = yield from _base_and_served(mailbox, found)
     if base.hash != present.hash or not mailbox.rosters.names_present_pair(base):
-        yield from change_roster(mailbox, found, _unchanged)
+        yield from change_roster(mailbox, found)
     return mailbox.rosters.pinned(found.channel_id)
 
 
@@ -309,7 +302,7 @@ def _base_and_served(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster,
             hint=f"was it put back from an old copy? {hint}",
         )
     if mailbox.rosters.names_present_pair(served):
-        mailbox.rosters.pin(served, now())
+        mailbox.rosters.pin(served, clock.now())
         return served, served
     if pinned is None:
         raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
@@ -335,12 +328,8 @@ def _next(
         policy=policy.value,
         members=members,
         # Members refuse a date that goes back, as an owner's clock may.
-        issued_at=max(unix_ms(now()), 0 if base is None else base.issued_at),
+        issued_at=max(unix_ms(clock.now()), 0 if base is None else base.issued_at),
         version=1 if present is None else present.version + 1,
         keys_since=keys_since,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )
-
-
-def _unchanged(roster: Roster) -> tuple[ChannelPolicy, Members]:
-    return ChannelPolicy(roster.policy), roster.members

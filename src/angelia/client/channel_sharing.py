@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from angelia.api import ItemProblem
 from angelia.channels import api
 from angelia.channels.model import MOST_SUBSCRIBERS, ChannelView
-from angelia.client import mailbox_keys
+from angelia.client import clock, mail_calls, peer_keys
 from angelia.client.api_errors import Unreachable, item_fault
+from angelia.client.channel_keys import SealingKey
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
-from angelia.client.mailbox_keys import now
 from angelia.client.operation_requests import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import Roster
-from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
-from angelia.mailbox.drafts import Draft
-from angelia.mailbox.key_share_retries import KeyShareFailure
+from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.mailbox import Mailbox
 
-_SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
+_SEALED_TOGETHER = 256
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
 # Ten thousand subscribers whose keys have to be looked up first take a quarter of an hour at 600 a minute.
 _PATIENCE_SECONDS = 1_800.0
@@ -40,7 +39,7 @@ class KeyShareResult:
     failed: dict[str, AngeliaError]
 
 
-def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -> Exchange[KeyShareResult]:
+def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
     """Seals the key to the members that lack it, and sends it: one pair of signatures for 256 of them, a hundred in a
     request.
 
@@ -48,19 +47,28 @@ def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -
     nothing, and is among the failed. So is a member that could not be reached, which is retried after a back-off. Rate
     limits of the server are waited for; if that takes too long it is RateLimited, and the next call goes on from
     there."""
-    shared, patience = KeyShareResult([], {}), Patience(_PATIENCE_SECONDS)
+    return patiently(_shared(mailbox, sealing), Patience(_PATIENCE_SECONDS))
+
+
+def _shared(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
+    found, key, roster, shared = sealing.channel, sealing.key, sealing.roster, KeyShareResult([], {})
     made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
     body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
-    put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, now())
+    put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, clock.now())
     cursor = ""
     for _ in range(_MOST_PAGES):
         wanted = api.SubscribersQuery(without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
-        page = yield from patiently(ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted), patience)
-        lacking = [one.subscriber_nhi for one in page.subscribers]
-        names = [name for name in lacking if roster.lets_hold_key(name)]
-        shared.failed.update({name: _not_listed(roster, name) for name in lacking if not roster.lets_hold_key(name)})
-        shared.failed.update({name: _last_failure(why) for name in names if (why := put_off.get(name)) is not None})
-        some = yield from _offered(mailbox, found, [name for name in names if name not in put_off], body, patience)
+        page = yield from ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted)
+        names = list[str]()
+        for name in (one.subscriber_nhi for one in page.subscribers):
+            if not roster.lets_hold_key(name):
+                told = f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not"
+                shared.failed[name] = NotAllowed(told)
+            elif name not in put_off:
+                names.append(name)
+            elif (last := put_off[name]) is not None:  # it failed, and its retry is not due yet
+                shared.failed[name] = item_fault(ItemProblem(code=last.code, title=last.reason))
+        some = yield from _offered(mailbox, found, names, body)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
         if page.next is None:
@@ -71,72 +79,58 @@ def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -
     raise BadAnswer("the server's pages of subscribers do not come to an end")
 
 
-def _offered(
-    mailbox: Mailbox, found: ChannelView, names: Sequence[str], body: bytes, patience: Patience
-) -> Exchange[KeyShareResult]:
+def _offered(mailbox: Mailbox, found: ChannelView, names: Sequence[str], body: bytes) -> Exchange[KeyShareResult]:
     """Sends the key to these members, and notes the outcomes, here and with the server."""
     own = [name for name in names if name == mailbox.identity.handle]
     some = KeyShareResult(list(own), {})
-    drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some, patience)
-    envelopes = _sealed(mailbox, drafts, some)
-    yield from _sent(mailbox, envelopes, some, patience)
+    drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some)
+    yield from _sent(mailbox, _sealed(mailbox, drafts, some), some)
     retries = mailbox.channels.key_share_retries
     if some.failed:
-        retries.back_off(found.channel_id, found.epoch, some.failed, now())
+        retries.back_off(found.channel_id, found.epoch, some.failed, clock.now())
     if some.sent:
         sent = api.KeysSentBody(epoch=found.epoch, subscribers=some.sent)
-        answer = yield from patiently(ask(api.KEYS_SENT, found.channel_id, body=sent), patience)
+        answer = yield from ask(api.KEYS_SENT, found.channel_id, body=sent)
         if answer.noted < len(some.sent):
             retries.await_confirmation(
-                found.channel_id, found.epoch, [name for name in some.sent if name not in own], now()
+                found.channel_id, found.epoch, [name for name in some.sent if name not in own], clock.now()
             )
     return some
 
 
 def _drafted(
-    mailbox: Mailbox, names: Sequence[str], found: ChannelView, body: bytes, some: KeyShareResult, patience: Patience
+    mailbox: Mailbox, names: Sequence[str], found: ChannelView, body: bytes, some: KeyShareResult
 ) -> Exchange[list[Draft]]:
-    drafts: list[Draft] = []
+    drafts = list[Draft]()
+    options: SendOptions = {"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl}
     for name in names:
         try:
-            known, _ = yield from patiently(mailbox_keys.find_keys(mailbox, name), patience)
+            known, _ = yield from peer_keys.find_keys(mailbox, name)
         except (*_SERVER_ERRORS, RateLimited):
             raise
         except AngeliaError as error:
             some.failed[name] = error
             continue
-        drafts.append(
-            Draft(
-                recipient=known.bundle,
-                body=body,
-                options={"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl},
-            )
-        )
+        drafts.append(Draft(recipient=known.bundle, body=body, options=options))
     return drafts
 
 
 def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
-    try:
-        return mailbox.outbox.seal_many(drafts, now()) if drafts else []
-    except AngeliaError:
-        return _sealed_one_by_one(mailbox, drafts, some)
-
-
-def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
-    """Seals to each member alone: one of them cannot be sealed to, and the others must not wait for it."""
+    """Seals to all members together, or to each alone if one cannot be sealed to: the others must not wait for it."""
+    with contextlib.suppress(AngeliaError):
+        return mailbox.outbox.seal_many(drafts, clock.now()) if drafts else []
     envelopes = []
     for draft in drafts:
         try:
-            envelopes += mailbox.outbox.seal_many([draft], now())
+            envelopes += mailbox.outbox.seal_many([draft], clock.now())
         except AngeliaError as error:
             some.failed[draft.recipient.agent_nhi] = error
     return envelopes
 
 
-def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult, patience: Patience) -> Exchange[None]:
-    for start in range(0, len(envelopes), _SENT_TOGETHER):
-        batch = envelopes[start : start + _SENT_TOGETHER]
-        outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
+def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult) -> Exchange[None]:
+    for batch in mail_calls.in_hundreds(envelopes):
+        outcomes = yield from send_sealed(mailbox, batch)
         for envelope, refusal in zip(batch, outcomes, strict=True):
             name = envelope.header.recipient_nhi
             if isinstance(refusal, KeyStale | KeyRevoked):
@@ -152,17 +146,8 @@ def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult,
 def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Exchange[AngeliaError | None]:
     """Seals and sends a key again, to the keys that the recipient has by now. Returns the error, if any."""
     try:
-        again = yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal)
+        again = yield from peer_keys.reseal(mailbox, envelope.replay_key, refusal)
     except AngeliaError as error:
         return error
     (outcome,) = yield from send_sealed(mailbox, [again])
     return outcome
-
-
-def _not_listed(roster: Roster, name: str) -> NotAllowed:
-    return NotAllowed(f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not")
-
-
-def _last_failure(failure: KeyShareFailure) -> AngeliaError:
-    """Returns the error of the last attempt for a member whose next retry is not due yet."""
-    return item_fault(ItemProblem(code=failure.code, title=failure.reason))

@@ -7,10 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from angelia.client import mailbox_keys
+from angelia.client import clock, own_key_renewal
 from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
@@ -37,15 +36,15 @@ def with_rosters(
     return exchange
 
 
-publish_keys = with_rosters(mailbox_keys.publish_keys)
-rotate_keys = with_rosters(mailbox_keys.rotate_keys)
-emergency_rotate_keys = with_rosters(mailbox_keys.emergency_rotate_keys, _AFTER_THEFT)
-rotate_due_keys = with_rosters(mailbox_keys.rotate_due_keys)
+publish_keys = with_rosters(own_key_renewal.publish_keys)
+rotate_keys = with_rosters(own_key_renewal.rotate_keys)
+emergency_rotate_keys = with_rosters(own_key_renewal.emergency_rotate_keys, _AFTER_THEFT)
+rotate_due_keys = with_rosters(own_key_renewal.rotate_due_keys)
 
 
 def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     """Keeps the agent's own keys fresh while it is in use, and its rosters signed by them. For what cannot be done now
     there is a notice, and it is done later."""
-    yield from mailbox_keys.tend_keys(mailbox)
-    if not mailbox.own_keys.is_backing_off(now()):
+    yield from own_key_renewal.tend_keys(mailbox)
+    if not mailbox.own_keys.is_backing_off(clock.now()):
         yield from resign_rosters(mailbox)

@@ -7,40 +7,15 @@ import contextvars
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import httpx
 
-from angelia.client import mail_stream, mailbox_server
-from angelia.client.exchange import Exchange, Response
+from angelia.client import mail_stream, mailbox_server, verbs
+from angelia.client.exchange import Exchange
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
-from angelia.client.transport import (
-    Body,
-    Line,
-    Observer,
-    Outcome,
-    Pause,
-    Send,
-    Signer,
-    Step,
-    described,
-    is_loopback,
-    origin,
-)
-from angelia.client.verbs import (
-    AgentVerbs,
-    AuditVerbs,
-    ChannelVerbs,
-    GuardVerbs,
-    KeyVerbs,
-    MailVerbs,
-    PolicyVerbs,
-    RunVerbs,
-    ServerVerbs,
-    TokenVerbs,
-)
+from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signer, Step, described, is_loopback, origin
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -51,15 +26,15 @@ class _Namespaces(Generic[Mode]):
     """The namespaces of a client, one per slice."""
 
     def __init__(self, run: Run) -> None:
-        self.agents: AgentVerbs[Mode] = AgentVerbs(run)
-        self.tokens: TokenVerbs[Mode] = TokenVerbs(run)
-        self.guard: GuardVerbs[Mode] = GuardVerbs(run)
-        self.policy: PolicyVerbs[Mode] = PolicyVerbs(run)
-        self.keys: KeyVerbs[Mode] = KeyVerbs(run)
-        self.channels: ChannelVerbs[Mode] = ChannelVerbs(run)
-        self.audit: AuditVerbs[Mode] = AuditVerbs(run)
-        self.runs: RunVerbs[Mode] = RunVerbs(run)
-        self.server: ServerVerbs[Mode] = ServerVerbs(run)
+        self.agents: verbs.AgentVerbs[Mode] = verbs.AgentVerbs(run)
+        self.tokens: verbs.TokenVerbs[Mode] = verbs.TokenVerbs(run)
+        self.guard: verbs.GuardVerbs[Mode] = verbs.GuardVerbs(run)
+        self.policy: verbs.PolicyVerbs[Mode] = verbs.PolicyVerbs(run)
+        self.keys: verbs.KeyVerbs[Mode] = verbs.KeyVerbs(run)
+        self.channels: verbs.ChannelVerbs[Mode] = verbs.ChannelVerbs(run)
+        self.audit: verbs.AuditVerbs[Mode] = verbs.AuditVerbs(run)
+        self.runs: verbs.RunVerbs[Mode] = verbs.RunVerbs(run)
+        self.server: verbs.ServerVerbs[Mode] = verbs.ServerVerbs(run)
 
 
 class AsyncClient(_Namespaces[Awaited]):
@@ -85,9 +60,7 @@ class AsyncClient(_Namespaces[Awaited]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -100,8 +73,8 @@ class AsyncClient(_Namespaces[Awaited]):
         steps, outcome, context = self._line.run(exchange), None, contextvars.copy_context()
         while True:
             step = await self._aside(context.run, _next, steps, outcome)
-            if isinstance(step, _Done):
-                answer: T = step.answer
+            if isinstance(step, StopIteration):
+                answer: T = step.value
                 return answer
             outcome = await self._take(step)
 
@@ -113,19 +86,18 @@ class AsyncClient(_Namespaces[Awaited]):
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
-        deadline = time.monotonic() + step.timeout
+        body = Body(step)
         try:
-            async with self._http.stream(**_arguments(step)) as answer:
-                body = Body(deadline)
+            async with self._http.stream(**step.arguments) as answer:
                 async for chunk in answer.aiter_bytes():
                     if (problem := body.take(chunk)) is not None:
                         return problem
-                return _response(step, answer, body.read())
+                return body.response(answer)
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
 
-class AsyncMail(MailVerbs[Awaited]):
+class AsyncMail(verbs.MailVerbs[Awaited]):
     """Mail, with what goes on without an end."""
 
     def __init__(self, client: AsyncClient) -> None:
@@ -133,7 +105,7 @@ class AsyncMail(MailVerbs[Awaited]):
         self._client = client
 
     def stream(self, *, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
-        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+        """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
         client = self._client
@@ -146,11 +118,11 @@ class AsyncMail(MailVerbs[Awaited]):
 
         An exception of the handler ends it. The message is in the inbox and was acknowledged, so the handler does not
         get it again."""
+        client = self._client
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
             return mail_stream.events(client._line, client._http, client._aside, connected=connected)
 
-        client = self._client
         await mailbox_server.Serving(mailbox, handler, client._run, client._aside, listen).forever()
 
 
@@ -173,9 +145,7 @@ class Client(_Namespaces[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -184,28 +154,27 @@ class Client(_Namespaces[Blocking]):
 
     def _run(self, exchange: Exchange[T]) -> T:
         steps, outcome = self._line.run(exchange), None
-        while not isinstance(step := _next(steps, outcome), _Done):
+        while not isinstance(step := _next(steps, outcome), StopIteration):
             outcome = self._take(step)
-        answer: T = step.answer
+        answer: T = step.value
         return answer
 
     def _take(self, step: Step) -> Outcome:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
-        deadline = time.monotonic() + step.timeout
+        body = Body(step)
         try:
-            with self._http.stream(**_arguments(step)) as answer:
-                body = Body(deadline)
+            with self._http.stream(**step.arguments) as answer:
                 for chunk in answer.iter_bytes():
                     if (problem := body.take(chunk)) is not None:
                         return problem
-                return _response(step, answer, body.read())
+                return body.response(answer)
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
 
-class BlockingMail(MailVerbs[Blocking]):
+class BlockingMail(verbs.MailVerbs[Blocking]):
     """Mail, with what goes on without an end."""
 
     def __init__(self, client: Client) -> None:
@@ -213,36 +182,16 @@ class BlockingMail(MailVerbs[Blocking]):
         self._client = client
 
     def stream(self, *, lease_seconds: int = 30) -> Generator[Event, None, None]:
-        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+        """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
         return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
 
 
-class _Done:
-    """The end of an exchange: its answer."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
-def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | _Done:
-    """The next step of an exchange, or its answer: StopIteration would not survive the way back from a thread."""
+def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | StopIteration:
+    """Returns the next step of an exchange, or its end with the answer, which is not raised: a StopIteration would not
+    survive the way back from a thread."""
     try:
         return steps.send(outcome)
     except StopIteration as done:
-        return _Done(done.value)
-
-
-def _arguments(step: Send) -> dict[str, Any]:
-    return {
-        "method": step.method,
-        "url": step.url,
-        "headers": step.headers,
-        "content": step.body,
-        "timeout": step.timeout,
-    }
-
-
-def _response(step: Send, answer: httpx.Response, body: bytes) -> Response:
-    return Response(step.method, answer.request.url.path, answer.status_code, answer.headers, body)
+        return done

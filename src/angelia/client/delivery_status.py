@@ -6,19 +6,19 @@ word, and called untrue where the sender knows better; in any case the content s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from angelia.client import mailbox_keys
+from angelia.client import clock, peer_keys
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.client.mail_sending import SentMail, send_stored
+from angelia.client.mail_sending import OutboxProblem, SentMail, send_stored
 from angelia.client.operation_requests import ask
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
-from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
+from angelia.envelope.refusals import IdConflict, SignatureFailed
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
 from angelia.mail import api
-from angelia.mail.api import ReceiptQuery, ReceiptRecord
-from angelia.mail.model import Attested, DeliveryStatus, Side
+from angelia.mail.api import ReceiptQuery
+from angelia.mail.model import Attested, DeliveryStatus, ReceiptRecord, Side
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import WITHDRAWN, OutboxMessage, OutboxStatus
 
@@ -33,7 +33,7 @@ class Untrue(AngeliaError, code="untrue"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """The new status of a message, and whether its recipient or the relay says so."""
+    """The new status of a message, and whether its recipient or the server says so."""
 
     replay_key: str
     recipient: str
@@ -42,82 +42,48 @@ class StatusChange:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A message of which the relay said what is not believed, or that could not be sealed again."""
-
-    message: OutboxMessage
-    error: AngeliaError
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxUpdate:
-    """What has changed since the last update; `resent` was sealed again, since its recipient's key was revoked.
+    """What has changed since the last update; `resent` was sealed again, since its recipient's key was revoked. Of the
+    `doubts` the server said what is not believed, or they could not be sealed again.
 
     `interrupted` is the error that kept more from being updated, after all this was written down."""
 
-    changes: tuple[StatusChange, ...] = ()
-    resent: tuple[SentMail, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-    interrupted: AngeliaError | None = None
-
-
-@dataclass(slots=True)
-class _Update:
-    """Takes the receipts of messages one after the other, and collects what they change."""
-
-    mailbox: Mailbox
     changes: list[StatusChange] = field(default_factory=list)
     resent: list[SentMail] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
-
-    def take(self, row: OutboxMessage, answer: ReceiptRecord) -> Exchange[None]:
-        try:
-            found = yield from _taken(self.mailbox, row, answer)
-        except (Unreachable, Unavailable):
-            raise
-        except AngeliaError as error:
-            self.doubts.append(Doubt(row, error))
-            return
-        if isinstance(found, SentMail):
-            self.resent.append(found)
-        elif found is not None:
-            self.changes.append(found)
-
-    def result(self, interrupted: AngeliaError | None = None) -> OutboxUpdate:
-        return OutboxUpdate(
-            changes=tuple(self.changes), resent=tuple(self.resent), doubts=tuple(self.doubts), interrupted=interrupted
-        )
+    doubts: list[OutboxProblem] = field(default_factory=list)
+    interrupted: AngeliaError | None = None
 
 
 def update_outbox(mailbox: Mailbox) -> Exchange[OutboxUpdate]:
     """Asks what became of the mail in transit, checks every signature, and writes it down in the outbox.
 
     An error that comes after the first change is in `interrupted`."""
-    open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(mailbox_keys.now())}
-    update = _Update(mailbox)
+    open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(clock.now())}
+    update = OutboxUpdate()
+    ask_for = _ask_one_by_one if len(open_) <= FEW else _ask_by_page
     try:
-        yield from _ask_one_by_one(update, open_) if len(open_) <= FEW else _ask_by_page(update, open_)
+        yield from ask_for(mailbox, update, open_)
     except AngeliaError as error:
-        if update.result() == OutboxUpdate():
+        if update == OutboxUpdate():
             raise
-        return update.result(error)
-    return update.result()
+        return replace(update, interrupted=error)
+    return update
 
 
-def _ask_one_by_one(update: _Update, open_: dict[str, OutboxMessage]) -> Exchange[None]:
+def _ask_one_by_one(mailbox: Mailbox, update: OutboxUpdate, open_: dict[str, OutboxMessage]) -> Exchange[None]:
     for replay_key, row in open_.items():
         try:
             answer = yield from ask(api.SHOW_RECEIPT, replay_key)
         except NotFound:  # the server has no receipt of it any more
             continue
         except BadAnswer as error:
-            update.doubts.append(Doubt(row, error))
+            update.doubts.append(OutboxProblem(row, error))
             continue
-        yield from update.take(row, answer)
+        yield from _take(mailbox, update, row, answer)
 
 
-def _ask_by_page(update: _Update, open_: dict[str, OutboxMessage]) -> Exchange[None]:
+def _ask_by_page(mailbox: Mailbox, update: OutboxUpdate, open_: dict[str, OutboxMessage]) -> Exchange[None]:
     since = min(row.created_at for row in open_.values())
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -126,22 +92,37 @@ def _ask_by_page(update: _Update, open_: dict[str, OutboxMessage]) -> Exchange[N
         for answer in page.receipts:
             row = open_.pop(answer.replay_key, None)
             if row is not None:
-                yield from update.take(row, answer)
+                yield from _take(mailbox, update, row, answer)
         if not open_ or not page.receipts or page.next is None:
             return
         cursor = page.next
     raise BadAnswer(f"the list of receipts did not end after {MOST_PAGES} pages")
 
 
+def _take(mailbox: Mailbox, update: OutboxUpdate, row: OutboxMessage, answer: ReceiptRecord) -> Exchange[None]:
+    """Adds to the update what a receipt changes."""
+    try:
+        found = yield from _taken(mailbox, row, answer)
+    except (Unreachable, Unavailable):
+        raise
+    except AngeliaError as error:
+        update.doubts.append(OutboxProblem(row, error))
+        return
+    if isinstance(found, SentMail):
+        update.resent.append(found)
+    elif found is not None:
+        update.changes.append(found)
+
+
 def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[StatusChange | SentMail | None]:
-    """The same for one message. Returns its new status, or its second sending, or None if nothing has changed."""
+    """Does the same for one message. Returns its new status, or its second sending, or None if nothing has changed."""
     row = mailbox.outbox.message(replay_key)
     answer = yield from ask(api.SHOW_RECEIPT, row.replay_key)
     return (yield from _taken(mailbox, row, answer))
 
 
 def check_attested(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[Receipt | None]:
-    """The receipt that the recipient signed, after its signatures were checked; None where only the relay says so."""
+    """Returns the receipt that the recipient signed, after checking it; None if only the server says what happened."""
     if answer.attested_by is Attested.RELAY:
         return None
     if answer.receipt is None:
@@ -154,15 +135,8 @@ def check_attested(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[Receipt 
     if receipt.signer_id in pairs:
         check_receipt(receipt, pairs[receipt.signer_id])
         return receipt
-    yield from mailbox_keys.look_up(mailbox, receipt.recipient_nhi)
-    try:
-        mailbox.check_receipt(receipt)
-    except UnknownSigner:
-        pin = mailbox.pinned_keys.pin(receipt.recipient_nhi)
-        if pin is None:
-            raise
-        yield from mailbox_keys.catch_up(mailbox, pin)
-        mailbox.check_receipt(receipt)
+    yield from peer_keys.look_up(mailbox, receipt.recipient_nhi)
+    yield from peer_keys.following_signer(mailbox, lambda: mailbox.check_receipt(receipt))
     return receipt
 
 
@@ -185,12 +159,12 @@ def _taken(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Excha
 
 
 def _unsigned(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Exchange[StatusChange | SentMail | None]:
-    """Takes what the relay says by itself. Of an envelope that was replaced only a signed receipt counts."""
+    """Takes what the server says without a signature. After a message was sealed again, only signed receipts count."""
     if row.status is OutboxStatus.RESEALED:
         return None
     if answer.status is DeliveryStatus.READ:
         raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
-    now, said, reason = mailbox_keys.now(), OutboxStatus(answer.status.value), answer.failure_reason or ""
+    now, said, reason = clock.now(), OutboxStatus(answer.status.value), answer.failure_reason or ""
     new = mailbox.outbox.record_report(row.replay_key, said, reason, now)
     if (untrue := row.contradiction(said, reason, now)) is not None:
         raise Untrue(untrue, hint="its content is kept; ask the server's operator")
@@ -198,7 +172,9 @@ def _unsigned(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Ex
         return _change(row, said, answer, reason) if mailbox.withdrawals.complete(row.replay_key, now) else None
     wanted = row.status is OutboxStatus.QUEUED and row.resealable and row.withdraw_asked_at is None
     if said is OutboxStatus.FAILED and reason == KeyRevoked.code and wanted:
-        return (yield from _sent_again(mailbox, row))
+        # The mailbox refuses to seal it again if the recipient signed no such revocation.
+        envelope = yield from peer_keys.reseal(mailbox, row.replay_key, KeyRevoked())
+        return (yield from send_stored(mailbox, envelope))
     return _change(row, said, answer, reason) if new else None
 
 
@@ -206,10 +182,3 @@ def _change(row: OutboxMessage, status: OutboxStatus, answer: ReceiptRecord, rea
     return StatusChange(
         replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason
     )
-
-
-def _sent_again(mailbox: Mailbox, row: OutboxMessage) -> Exchange[SentMail]:
-    """Seals a message again for the recipient's present keys, since the old ones were revoked while it waited. The
-    mailbox refuses if the recipient signed no such revocation."""
-    envelope = yield from mailbox_keys.reseal(mailbox, row.replay_key, KeyRevoked())
-    return (yield from send_stored(mailbox, envelope))

@@ -1,19 +1,20 @@
-"""What a call says and hears, without any input or output: requests, responses, and the shape of a call."""
+"""Requests, responses, and exchanges that are made of them, without any input or output."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
 
 import msgspec
 
+from angelia.api import JSON
 from angelia.errors import AngeliaError
 
+S = TypeVar("S")
 T = TypeVar("T")
-JSON = "application/json"
+Y = TypeVar("Y")
 # A server whose pages do not end is not listened to for ever.
 MOST_PAGES = 100
 
@@ -59,7 +60,7 @@ class Response:
     body: bytes
 
     def read(self, kind: type[T]) -> T:
-        """The JSON body as a record."""
+        """Returns the JSON body as a record."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -69,7 +70,7 @@ class Response:
             ) from error
 
     def nothing(self) -> None:
-        """The answer to what is only done: 204, and no word. Anything else does not come from an Angelia server."""
+        """Checks the answer of an operation that returns nothing: 204 without a body, or it is no Angelia server."""
         if self.status != 204 or self.body:
             raise BadAnswer(
                 f"{self.method} {self.path} was answered with status {self.status}, and not as an Angelia server does",
@@ -81,22 +82,18 @@ class Response:
 Exchange: TypeAlias = Generator[Request, Response, T]
 
 
-def path(*segments: str) -> str:
-    """A path of segments that may hold any character."""
-    return "/" + "/".join(quote(segment, safe="") for segment in segments)
-
-
-def query(**values: str | int | None) -> str:
-    """A query string of the values that were given; `from_` is how one writes `from`."""
-    return query_string({name.rstrip("_"): value for name, value in values.items() if value is not None})
-
-
-def query_string(values: Mapping[str, object]) -> str:
-    words = {True: "true", False: "false"}
-    given = [(name, words[value] if isinstance(value, bool) else value) for name, value in values.items()]
-    return urlencode(given, quote_via=quote)
-
-
-def document(**values: object) -> bytes:
-    """A JSON body of the values that were given."""
-    return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
+def driven(call: Exchange[T], send: Callable[[Request], Generator[Y, S, Response]]) -> Generator[Y, S, T]:
+    """Takes an exchange to its end and returns its answer. `send` carries out each request; its failure is thrown into
+    the exchange, which may recover."""
+    try:
+        request = next(call)
+        while True:
+            try:
+                response = yield from send(request)
+            except (AngeliaError, OSError) as error:  # the server's, the network's, or of the key file
+                request = call.throw(error)
+            else:
+                request = call.send(response)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer

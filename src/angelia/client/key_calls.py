@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.operation_requests import ask, credential_for, request_for
@@ -22,7 +25,7 @@ from angelia.keys.model import (
 
 
 def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Exchange[PublicationAnswer]:
-    """Publish the first bundle of the agent that signs, or its next one with the same active keys."""
+    """Publishes the first bundle of the agent that signs, or its next one with the same active keys."""
     body = api.BundleBody(bundle=link_document(link).bundle, one_time_keys=_documents(one_time_keys))
     return ask(api.PUBLISH, body=body)
 
@@ -30,14 +33,8 @@ def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Exch
 def rotate_bundle(
     link: Link, one_time_keys: Sequence[OneTimeKey] = (), *, reason: Reason = Reason.ON_DEMAND
 ) -> Exchange[PublicationAnswer]:
-    """Publish the next bundle, whose keys are new; the old ones go into grace."""
-    document = link_document(link)
-    body = api.RotationBody(
-        bundle=document.bundle,
-        rotation_statement=document.rotation_statement,
-        one_time_keys=_documents(one_time_keys),
-        reason=reason,
-    )
+    """Publishes the next bundle, whose keys are new; the old ones go into grace."""
+    body = api.RotationBody(**_members(link), one_time_keys=_documents(one_time_keys), reason=reason)
     return ask(api.ROTATE, body=body)
 
 
@@ -48,13 +45,11 @@ def emergency_bundle(
     why: str,
     compromised_since: datetime | None = None,
 ) -> Exchange[PublicationAnswer]:
-    """Publish the next bundle after keys may have been stolen: the old ones are revoked at once."""
-    document = link_document(link)
+    """Publishes the next bundle after keys may have been stolen: the old ones are revoked at once."""
     body = api.EmergencyBody(
-        bundle=document.bundle,
-        rotation_statement=document.rotation_statement,
+        **_members(link),
         one_time_keys=_documents(one_time_keys),
-        agent_nhi=document.bundle.agent_nhi,
+        agent_nhi=link.bundle.agent_nhi,
         reason=why,
         compromised_since=compromised_since,
     )
@@ -62,14 +57,14 @@ def emergency_bundle(
 
 
 def bundle(agent: str, *, one_time: bool = False) -> Exchange[BundleAnswer]:
-    """An agent's newest bundle, not yet checked; `one_time` takes one of its one-time keys."""
+    """Returns an agent's newest bundle, not yet checked; `one_time` takes one of its one-time keys."""
     # A request that takes a key is not repeated: each one takes another key.
     return ask(api.FETCH, agent, query=api.BundleQuery(one_time=one_time), idempotent=not one_time)
 
 
 def bundles_since(agent: str, version: int) -> Exchange[BundleChain]:
-    """A page of an agent's bundles after a version, so that every link of the chain can be checked. Raises BadAnswer if
-    a page that promises more does not lead on."""
+    """Returns a page of an agent's bundles after a version, so that every link of the chain can be checked. Raises
+    BadAnswer if a page that promises more does not lead on."""
     answer = yield request_for(api.FETCH, agent, query=api.BundleQuery(since=version))
     page = answer.read(BundleChain)
     if page.has_more and page.bundles and page.bundles[-1].bundle.bundle_version <= version:
@@ -78,12 +73,12 @@ def bundles_since(agent: str, version: int) -> Exchange[BundleChain]:
 
 
 def add_one_time_keys(keys: Sequence[OneTimeKey]) -> Exchange[OneTimeKeysAdded]:
-    """Add one-time keys, which the server hands out to senders."""
+    """Adds one-time keys, which the server hands out to senders."""
     return ask(api.ADD_ONE_TIME_KEYS, body=api.OneTimeKeysBody(_documents(keys)))
 
 
 def schedules() -> Exchange[list[ScheduleRecord]]:
-    """All rotation schedules of the agent that signs; `due_since` tells which ask for a rotation."""
+    """Returns all rotation schedules of the agent that signs; `due_since` tells which ask for a rotation."""
     found: list[ScheduleRecord] = []
     cursor = ""
     for _ in range(MOST_PAGES):
@@ -96,15 +91,19 @@ def schedules() -> Exchange[list[ScheduleRecord]]:
 
 
 def put_schedule(peer: str, policy: RotationPolicy, *, agent: str | None = None) -> Exchange[ScheduleRecord]:
-    """Make or change the rotation schedule with a peer: one's own, or as an operator that of an agent."""
+    """Makes or changes the caller's rotation schedule with a peer, or as an operator that of an agent."""
     whose, body = api.ScheduleOwnerQuery(agent=agent), api.ScheduleBody(policy)
     return ask(api.PUT_SCHEDULE, peer, query=whose, body=body, credential=credential_for(agent))
 
 
 def remove_schedule(peer: str, *, agent: str | None = None) -> Exchange[None]:
-    """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
+    """Removes the caller's rotation schedule with a peer, or as an operator that of an agent."""
     whose = api.ScheduleOwnerQuery(agent=agent)
     return ask(api.REMOVE_SCHEDULE, peer, query=whose, credential=credential_for(agent))
+
+
+def _members(link: Link) -> dict[str, Any]:
+    return msgspec.structs.asdict(link_document(link))
 
 
 def _documents(keys: Sequence[OneTimeKey]) -> list[OneTimeKeyDocument]:

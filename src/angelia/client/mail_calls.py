@@ -8,14 +8,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from angelia.api import Operation
-from angelia.client.exchange import BadAnswer, Credential, Exchange, Response
-from angelia.client.operation_requests import answer_of, ask, request_for
+from angelia.client.exchange import BadAnswer, Exchange, Response
+from angelia.client.operation_requests import answer_of, ask, credential_for, request_for
 from angelia.envelope import json_form
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document
@@ -30,11 +30,11 @@ from angelia.mail.api import (
     DeadLetterPage,
     NackItem,
     NackOutcome,
-    ReceiptRecord,
     SendOutcome,
 )
-from angelia.mail.model import Accepted
+from angelia.mail.model import MOST_AT_ONCE, Accepted, ReceiptRecord
 
+T = TypeVar("T")
 _record_head = struct.Struct(api.RECORD_HEAD)
 
 
@@ -134,10 +134,14 @@ def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptRecord]:
 
 
 def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: int = 50) -> Exchange[DeadLetterPage]:
-    """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
-    credential = Credential.AGENT if agent is None else Credential.OPERATOR
+    """Returns a page of dead letters of the agent that signs, or of an `agent` that an operator names."""
     query = api.DeadLetterQuery(agent=agent, cursor=cursor, limit=limit)
-    return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential)
+    return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential_for(agent))
+
+
+def in_hundreds(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Returns the items in parts, as many in each as one request takes."""
+    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
 
 
 def _records(answer: Response) -> Iterator[LeasedMessage]:
@@ -158,7 +162,7 @@ def _cut(answer: Response) -> BadAnswer:
 
 
 def _results(operation: Operation[Any], body: msgspec.Struct, asked: Sequence[object]) -> Exchange[list[Any]]:
-    """The results of an operation on several things: there must be one for each."""
+    """Returns the results of an operation on several items; there must be one for each."""
     answer = yield request_for(operation, body=body)
     results: list[Any] = answer_of(operation, answer).results
     if len(results) != len(asked):

@@ -33,18 +33,18 @@ class Listening:
         self._round_at = 0.0
 
     def anew(self) -> Self:
-        """The same for another loop, which begins with what earlier ones were not given."""
+        """Returns itself for another loop, which begins with the messages that earlier loops were not given."""
         self._waiting = None
         return self
 
     def end(self) -> None:
-        """The loop is done with the message that it was given last."""
+        """Records that the loop is done with the message that it was given last."""
         if self._in_hand is not None:
             self._mailbox.inbox.end_handling(self._in_hand)
             self._in_hand = None
 
     def interrupt(self) -> None:
-        """The loop was cut short: the message that it was given last is given to the next one again."""
+        """Records that the loop was cut short: the next one is given its last message again."""
         self._in_hand = None
 
     def next(self) -> Exchange[list[Opened]]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.client import channel_signing, mail_calls, mailbox_keys
+from angelia.client import channel_signing, clock, mail_calls, peer_keys
 from angelia.client.ack_plan import AckPlan, AckVerdict
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
@@ -24,7 +24,6 @@ from angelia.mail.model import ATTEMPTS, MOST_AT_ONCE
 from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.time_window import DeliveryProfile
 
 # How many pages are looked through for mail that can be shown.
 _MOST_PASSES = 100
@@ -86,7 +85,7 @@ class _Repeats:
         self._seen: dict[str, float] = {}
 
     def left_out(self, leased: Sequence[LeasedMessage], *, early: bool) -> list[LeasedMessage]:
-        """The messages without those that came just now; `early` is an answer that could have waited for more."""
+        """Returns the messages without those that came just now; `early` says that the answer could have waited."""
         now = time.monotonic()
         known = [one for one in leased if one.replay_key in self._seen]
         recent = {one.replay_key for one in known if self._for_good or now - self._seen[one.replay_key] < _SAME_PAUSE}
@@ -150,7 +149,7 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     """Fetches, opens and acknowledges only mail that was held and whose sender is allowed by now. It is asked for by
     its replay key, since the server holds it back."""
     received = Received()
-    for waiting in mailbox.held_mail.admitted(mailbox_keys.now(), most):
+    for waiting in mailbox.held_mail.admitted(clock.now(), most):
         try:
             received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
         except AngeliaError as error:
@@ -195,7 +194,7 @@ def take_in(mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: b
 def _opened(
     mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: bool
 ) -> Exchange[list[Opened | AngeliaError]]:
-    """Opens messages, all that can be opened in one transaction, as `mailbox_keys.open_envelope` opens one. Returns one
+    """Opens messages, all that can be opened in one transaction, as `peer_keys.open_envelope` opens one. Returns one
     outcome each."""
     outcomes: dict[int, Opened | AngeliaError] = {}
     looked_up: dict[tuple[str, UUID | None], AngeliaError | None] = {}
@@ -206,29 +205,21 @@ def _opened(
             continue
         sender = one.envelope.header.sender_nhi, one.envelope.header.channel_id
         if sender not in looked_up:
-            looked_up[sender] = yield from _looked_up(mailbox, one.envelope)
+            looked_up[sender] = None
+            try:
+                yield from peer_keys.meet_sender(mailbox, one.envelope)
+            except AngeliaError as error:  # its sender's keys cannot be believed now
+                looked_up[sender] = error
         if (problem := looked_up[sender]) is not None:
             outcomes[at] = problem
         else:
             readable[at] = one.envelope
-    now = mailbox_keys.now()
-    opened = mailbox.receive_many(
-        list(readable.values()), now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler
-    )
+    opened = mailbox.receive_many(list(readable.values()), now=clock.now(), for_handler=for_handler)
     for (at, envelope), outcome in zip(readable.items(), opened, strict=True):
         outcomes[at] = outcome
         if isinstance(outcome, UnknownSigner):
             outcomes[at] = yield from _followed(mailbox, envelope, outcome, for_handler=for_handler)
     return [outcomes[at] for at in range(len(leased))]
-
-
-def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Exchange[AngeliaError | None]:
-    """Looks the sender's keys up; returns the error that keeps them from being believed now, if any."""
-    try:
-        yield from mailbox_keys.meet_sender(mailbox, envelope)
-    except AngeliaError as error:
-        return error
-    return None
 
 
 def _followed(
@@ -239,11 +230,10 @@ def _followed(
     if pin is None:
         return unknown
     try:
-        yield from mailbox_keys.catch_up(mailbox, pin)
+        yield from peer_keys.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
-    now = mailbox_keys.now()
-    (outcome,) = mailbox.receive_many([envelope], now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler)
+    (outcome,) = mailbox.receive_many([envelope], now=clock.now(), for_handler=for_handler)
     return outcome
 
 
@@ -273,7 +263,7 @@ def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> E
 
 
 def _cut_short(received: Received, error: AngeliaError) -> Received:
-    """What came before an error; raises the error if nothing came."""
+    """Returns what came before an error; raises the error if nothing came."""
     if not received.anything:
         raise error
     return replace(received, interrupted=error)

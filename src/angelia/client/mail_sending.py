@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Unpack
 
-from angelia.client import channel_signing, mail_calls, mailbox_keys
+from angelia.client import channel_signing, clock, mail_calls, peer_keys
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mailbox_keys import OneTime
 from angelia.client.operation_requests import ask
+from angelia.client.peer_keys import OneTime
 from angelia.envelope import json_form
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode
@@ -75,8 +75,8 @@ class SentMail:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
-    """A message of the outbox that the server did not accept, and why."""
+class OutboxProblem:
+    """A message of the outbox, and the error that concerns it."""
 
     message: OutboxMessage
     error: AngeliaError
@@ -87,7 +87,7 @@ class OutboxDelivery:
     """What became of the messages that were due; `left` were not tried, because the server does not answer."""
 
     sent: tuple[SentMail, ...]
-    unsent: tuple[Unsent, ...]
+    unsent: tuple[OutboxProblem, ...]
     left: int = 0
 
 
@@ -96,10 +96,10 @@ def send(
 ) -> Exchange[SentMail]:
     """Seals a message and sends it; seals it again if the recipient's keys have changed.
 
-    If the server cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
-    error says so in its member `waiting`."""
+    If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
+    member `waiting`; whatever delivers the outbox next, or listens, sends it."""
     check(body, options)
-    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
+    envelope = yield from peer_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
     sent = yield from send_stored(mailbox, envelope)
     yield from channel_signing.tend_keys(mailbox)
     return sent
@@ -112,13 +112,8 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Exchange[lis
     `deliver_outbox`."""
     outcomes: dict[str, AngeliaError | None] = {}
     for batch in _batches(envelopes):
-        wanted = list[Envelope]()
-        for one in batch:
-            try:
-                _refuse_withdrawn(mailbox, one.replay_key)
-                wanted.append(one)
-            except AlreadyWithdrawn as error:
-                outcomes[one.replay_key] = error
+        outcomes |= {one.replay_key: _withdrawn(mailbox, one.replay_key) for one in batch}
+        wanted = [one for one in batch if outcomes[one.replay_key] is None]
         if not wanted:
             continue
         try:
@@ -147,7 +142,7 @@ def deliver_outbox(mailbox: Mailbox) -> Exchange[OutboxDelivery]:
 
 def retry_outbox(mailbox: Mailbox) -> Exchange[OutboxDelivery]:
     """Sends everything that waits in the outbox now, also what the server refused before."""
-    mailbox.outbox.retry_now(mailbox_keys.now())
+    mailbox.outbox.retry_now(clock.now())
     return (yield from _deliver(mailbox, at_once=True))
 
 
@@ -156,7 +151,7 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
     sealed again is named by the replay key of any of its envelopes.
 
     While the server does not answer, the message is not sent either: `deliver_outbox` asks again."""
-    row = mailbox.withdrawals.request(replay_key, mailbox_keys.now())
+    row = mailbox.withdrawals.request(replay_key, clock.now())
     yield from _withdraw(mailbox, row)
 
 
@@ -169,7 +164,7 @@ def send_stored(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
         except (KeyStale, KeyRevoked) as refusal:
             envelope = yield from _reseal(mailbox, envelope, refusal)
         except ClockSkew:
-            now, created_at = mailbox_keys.now(), moment(envelope.header.created_at)
+            now, created_at = clock.now(), moment(envelope.header.created_at)
             if abs(now - created_at) <= SKEW:
                 raise  # by this clock it is fresh: sealing it again would not help
             next_at = next_envelope_at(mailbox.outbox.message(envelope.replay_key))
@@ -180,8 +175,8 @@ def send_stored(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
 
 
 def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDelivery]:
-    sent, unsent, left = list[SentMail](), list[Unsent](), 0
-    now = mailbox_keys.now()
+    sent, unsent, left = list[SentMail](), list[OutboxProblem](), 0
+    now = clock.now()
     for row in mailbox.withdrawals.pending(now):
         try:
             yield from _withdraw(mailbox, row)
@@ -191,7 +186,7 @@ def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDeliv
                 mailbox.notices.tell(NoticeKind.WARNING, told)
                 continue
             error.members[WAITING] = row.replay_key
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             if isinstance(error, Unreachable):
                 return OutboxDelivery((), tuple(unsent), len(mailbox.outbox.due(now, _ALL)))
     for row in _due(mailbox, now):
@@ -199,14 +194,14 @@ def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDeliv
             envelope = decode(mailbox.outbox.wire(row.replay_key))
         except (UnsafeFile, NotFound) as error:
             _note_unreadable(mailbox, row, error)
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             continue
         try:
             sent.append((yield from send_stored(mailbox, envelope, at_once=at_once)))
         except AlreadyWithdrawn:
             continue
         except AngeliaError as error:
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             if isinstance(error, Unreachable):
                 left = len(mailbox.outbox.due(now, _ALL))
                 break
@@ -226,7 +221,7 @@ def _withdraw(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
                     if not _is_temporary(error):
                         mailbox.withdrawals.cancel(row.replay_key)
                     raise
-        if mailbox.withdrawals.complete(row.replay_key, mailbox_keys.now(), seen=row.status):
+        if mailbox.withdrawals.complete(row.replay_key, clock.now(), seen=row.status):
             return
         row = mailbox.outbox.current(row.replay_key)
         if not row.withdrawable and not row.withdrawn:
@@ -234,7 +229,7 @@ def _withdraw(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
 
 
 def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:
-    """All that is due, some at a time, each once."""
+    """Yields all messages that are due, each once."""
     tried = set[str]()
     while rows := [row for row in mailbox.outbox.due(now) if row.replay_key not in tried]:
         for row in rows:
@@ -243,7 +238,8 @@ def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:
 
 
 def _post(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
-    _refuse_withdrawn(mailbox, envelope.replay_key)
+    if (withdrawn := _withdrawn(mailbox, envelope.replay_key)) is not None:
+        raise withdrawn
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
         if (accepted.replay_key, accepted.message_id) != (envelope.replay_key, envelope.header.message_id):
@@ -256,14 +252,14 @@ def _post(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
     return SentMail(envelope, accepted)
 
 
-def _refuse_withdrawn(mailbox: Mailbox, replay_key: str) -> None:
-    """Refuses a message just before it is sent: another process may have withdrawn it since it was looked up."""
-    try:
+def _withdrawn(mailbox: Mailbox, replay_key: str) -> AlreadyWithdrawn | None:
+    """Returns the refusal of a message that is about to be sent: another process may have withdrawn it since it was
+    looked up."""
+    with contextlib.suppress(NotFound):  # what is not of this outbox cannot be withdrawn from it
         row = mailbox.outbox.message(replay_key)
-    except NotFound:  # what is not of this outbox cannot be withdrawn from it
-        return
-    if row.withdraw_asked_at is not None:
-        raise AlreadyWithdrawn(f"the message to {row.recipient} was withdrawn, so it is not sent")
+        if row.withdraw_asked_at is not None:
+            return AlreadyWithdrawn(f"the message to {row.recipient} was withdrawn, so it is not sent")
+    return None
 
 
 def _note_accepted(mailbox: Mailbox, replay_key: str) -> Exchange[AlreadyWithdrawn | None]:
@@ -280,7 +276,7 @@ def _note_accepted(mailbox: Mailbox, replay_key: str) -> Exchange[AlreadyWithdra
 
 def _reseal(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Exchange[Envelope]:
     try:
-        return (yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal))
+        return (yield from peer_keys.reseal(mailbox, envelope.replay_key, refusal))
     except AngeliaError as error:
         if isinstance(error, SealStands):
             _retry_later(mailbox, envelope.replay_key, error)
@@ -296,7 +292,7 @@ def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> Non
         error.members[WAITING] = replay_key
     else:
         said = OutboxStatus.EXPIRED if isinstance(error, MessageExpired) else OutboxStatus.FAILED
-        mailbox.outbox.refuse(replay_key, said, error.code, mailbox_keys.now())
+        mailbox.outbox.refuse(replay_key, said, error.code, clock.now())
 
 
 def _note_unreadable(mailbox: Mailbox, row: OutboxMessage, error: AngeliaError) -> None:
@@ -314,11 +310,11 @@ def _is_temporary(error: AngeliaError) -> bool:
 
 def _retry_later(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
     with contextlib.suppress(Conflict):  # another process sent it
-        mailbox.outbox.retry_later(replay_key, mailbox_keys.now(), error.message)
+        mailbox.outbox.retry_later(replay_key, clock.now(), error.message)
 
 
 def _refusal(result: SendOutcome) -> AngeliaError | None:
-    """Why a message of a batch was not accepted; None if it was."""
+    """Returns why a message of a batch was not accepted; None if it was."""
     if result.problem is not None:
         return item_fault(result.problem)
     if result.message is None:

@@ -91,7 +91,7 @@ class _Listening:
         self.timeout = httpx.Timeout(line.timeout, read=SILENCE)
 
     def begin(self) -> Send:
-        """The next attempt, signed."""
+        """Returns the next attempt, signed."""
         self._name = self._data = ""
         self._line_begun = b""
         self._asked_for = 0.0
@@ -115,7 +115,7 @@ class _Listening:
         return self._back_off.next(self._asked_for)
 
     def hear(self, chunk: bytes) -> Iterator[Event]:
-        """The events that a piece of the stream completes."""
+        """Yields the events that a piece of the stream completes."""
         *lines, self._line_begun = (self._line_begun + chunk).split(b"\n")
         if len(self._line_begun) + len(self._data) > MOST_BYTES:
             raise BadAnswer(f"an event of {PATH} does not end")
@@ -125,7 +125,7 @@ class _Listening:
                 yield event
 
     def _heard(self, line: str) -> Event | None:
-        """The event that a line ends, if any; heartbeats are comments, and events that are not known are left out."""
+        """Returns the event that a line ends, if any; heartbeats are comments, and unknown events are left out."""
         if line.startswith("event:"):
             self._name = line.removeprefix("event:").strip()
         elif line.startswith("data:"):
@@ -145,7 +145,7 @@ async def events(
     lease_seconds: int = 30,
     connected: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """Every event, until the generator is closed. Raises a refusal for which no retry is right.
+    """Yields every event, until the generator is closed. Raises a refusal for which no retry is right.
 
     `connected` is called whenever the stream is opened: events may have been missed before."""
     listening = _Listening(line, lease_seconds)
@@ -168,7 +168,7 @@ async def events(
 
 
 def blocking_events(line: Line, http: httpx.Client, lease_seconds: int = 30) -> Generator[Event, None, None]:
-    """The same, blocking until the next event."""
+    """Does the same, blocking until the next event."""
     listening = _Listening(line, lease_seconds)
     while True:
         step = listening.begin()

@@ -1,8 +1,8 @@
-"""Serves a mailbox until it is cancelled: mail as it comes, and what has to be done beside it.
+"""Serves a mailbox until it is cancelled: hands mail to a handler as it comes, and does the chores beside it.
 
-Two go side by side. One listens, opens what comes and hands it to the handler. The other does the chores: what waits in
-the outbox, what became of what was sent, mail that was kept out and is allowed by now, and keys. A chore that fails for
-a passing reason is done again, after ever longer pauses; mail does not wait for it.
+Two tasks run concurrently. One listens to the stream, opens mail and gives it to the handler. The other does chores: it
+sends the outbox, asks for receipts, fetches held mail whose sender is allowed by now, and renews keys. A chore that
+fails for a temporary reason is retried with back-off; mail does not wait for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from angelia.mail.model import DeliveryEvent
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 
-# How often the chores are done that nothing else asks for.
+# How many seconds lie between two rounds of chores that no event asks for.
 ROUND = 180.0
-# A relay may say at any moment that keys want renewing, that there is news of a message, and hand one out again: it is
-# not listened to more often than this.
+# A server may send events about keys, and events and leases of the same message, at any rate. Keys are renewed, and one
+# message is looked at, no more often than this.
 KEYS_PAUSE, SAME_PAUSE = 60.0, 1.0
 
 K = TypeVar("K")
@@ -38,14 +38,14 @@ _Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
 
 
 class RunExchange(Protocol):
-    """Takes an exchange to its end and returns its answer."""
+    """Runs an exchange to its end and returns its answer."""
 
     def __call__(self, call: Exchange[T], /) -> Awaitable[T]: ...
 
 
 class Serving:
-    """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew. What it asks of
-    the mailbox itself goes by way of `aside`."""
+    """Serves one mailbox. `listen` returns the events of a stream, and calls its argument when it is opened. All work
+    on the mailbox itself runs in `aside`."""
 
     def __init__(self, mailbox: Mailbox, handler: Handler, run: RunExchange, aside: Aside, listen: Listen) -> None:
         self._mailbox = mailbox
@@ -54,21 +54,21 @@ class Serving:
         self._aside = aside
         self._listen = listen
         self._handling = asyncio.Lock()  # one message at a time, from the stream or from the chores
-        self._bell = asyncio.Event()
-        # What is due. Each is taken out before it is done, so that it can become due again meanwhile.
-        self._news_of: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        # What is due, in order. Each is taken out before it is done, so that it can become due again meanwhile.
+        self._reported: dict[str, None] = {}
         self._keys_due: dict[_Keys, None] = {}
         self._rounds: dict[None, None] = {}
         self._admitted: dict[str, Opened | None] = {}
         self._ended = set[str]()
         self._keys_renewed: dict[_Keys, float] = {}
-        self._handed, self._handed_since = set[str](), 0.0
-        self._heard: dict[str, float] = {}
+        self._leased, self._leased_since = set[str](), 0.0
+        self._updated: dict[str, float] = {}
         self._round_begun = time.monotonic()
 
     async def forever(self) -> None:
-        """Until it is cancelled, or the handler or a fault that does not pass ends it."""
-        tasks = [asyncio.ensure_future(self._hear_mail()), asyncio.ensure_future(self._do_chores())]
+        """Serves until it is cancelled, or until the handler or an error that is not temporary ends it."""
+        tasks = [asyncio.ensure_future(self._receive_mail()), asyncio.ensure_future(self._do_chores())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
@@ -78,8 +78,8 @@ class Serving:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear_mail(self) -> None:
-        # What a crash or a cancellation kept from the handler.
+    async def _receive_mail(self) -> None:
+        # First the messages that a crash or a cancellation kept from the handler.
         await self._handle(dict.fromkeys(await self._aside(self._mailbox.inbox.unhandled)))
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
@@ -87,20 +87,20 @@ class Serving:
                     case LeasedMessage() if self._is_due(event.replay_key):
                         await self._take(event)
                     case DeliveryEvent():
-                        self._news_of[event.replay_key] = None
-                        self._bell.set()
+                        self._reported[event.replay_key] = None
+                        self._wake.set()
                     case RotationDue() | PrekeysLow():
                         if time.monotonic() - self._keys_renewed.get(type(event), -KEYS_PAUSE) >= KEYS_PAUSE:
                             self._keys_due[type(event)] = None
-                            self._bell.set()
+                            self._wake.set()
 
     def _is_due(self, replay_key: str) -> bool:
-        """Whether a message was not handed out just now."""
+        """Returns whether a message was not leased just before."""
         now = time.monotonic()
-        if now - self._handed_since >= SAME_PAUSE:
-            self._handed, self._handed_since = set(), now
-        is_due = replay_key not in self._handed
-        self._handed.add(replay_key)
+        if now - self._leased_since >= SAME_PAUSE:
+            self._leased, self._leased_since = set(), now
+        is_due = replay_key not in self._leased
+        self._leased.add(replay_key)
         return is_due
 
     async def _take(self, leased: LeasedMessage) -> None:
@@ -109,12 +109,12 @@ class Serving:
         except AngeliaError as error:
             if not is_passing(error):
                 raise
-            return  # its lease ends, and it comes again
-        # Also one that was opened before, when a fault came between the inbox and the handler.
+            return  # its lease ends, and it is redelivered
+        # Also a message that was opened before, if an error came between the inbox and the handler.
         await self._handle({leased.replay_key: None} | _by_key(received))
 
     async def _handle(self, messages: Mapping[str, Opened | None]) -> None:
-        """Give messages to the handler that it has not ended with; None is one that only the inbox has."""
+        """Gives messages to the handler that it has not finished; None stands for one that only the inbox has."""
         async with self._handling:
             for replay_key, opened in messages.items():
                 if replay_key in self._ended:
@@ -124,7 +124,7 @@ class Serving:
                     continue
                 try:
                     await self._handler(opened or waiting)
-                except Exception:  # an end as well; being interrupted is none
+                except Exception:  # the message counts as handled; after a cancellation it does not
                     await self._end(replay_key)
                     raise
                 await self._end(replay_key)
@@ -132,19 +132,19 @@ class Serving:
     async def _end(self, replay_key: str) -> None:
         ending = asyncio.ensure_future(self._aside(self._mailbox.inbox.end_handling, replay_key))
         try:
-            await asyncio.shield(ending)  # to be cancelled from now on does not make the handler get it again
-        except AngeliaError:  # a fault of this disk: at least here it is known
+            await asyncio.shield(ending)  # a cancellation from now on does not give it to the handler again
+        except AngeliaError:  # the disk failed: at least this process remembers it
             self._ended.add(replay_key)
 
     def _begin_round(self) -> None:
         self._rounds[None] = None
         self._round_begun = time.monotonic()
-        self._bell.set()
+        self._wake.set()
 
     async def _do_chores(self) -> None:
         back_off = BackOff()
         while True:
-            self._bell.clear()
+            self._wake.clear()
             problem = await self._passing_problem()
             admitted, self._admitted = self._admitted, {}
             await self._handle(admitted)
@@ -156,29 +156,29 @@ class Serving:
             back_off.reset()
             try:
                 async with asyncio.timeout(ROUND):  # unlike wait_for it never swallows a cancellation
-                    await self._bell.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 self._begin_round()
 
     async def _passing_problem(self) -> AngeliaError | None:
-        """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
+        """Does what is due. Returns the first temporary error, if any; what had one stays due."""
         problems = [
-            await _each(self._news_of, self._hear_of),
+            await _each(self._reported, self._update_sent),
             await _each(self._keys_due, self._renew_keys),
             await _each(self._rounds, self._do_round),
         ]
         return next((one for one in problems if one is not None), None)
 
-    async def _hear_of(self, replay_key: str) -> None:
+    async def _update_sent(self, replay_key: str) -> None:
         now = time.monotonic()
-        self._heard = {key: at for key, at in self._heard.items() if now - at < SAME_PAUSE}
-        await asyncio.sleep(self._heard.get(replay_key, now - SAME_PAUSE) + SAME_PAUSE - now)
-        self._heard[replay_key] = time.monotonic()
+        self._updated = {key: at for key, at in self._updated.items() if now - at < SAME_PAUSE}
+        await asyncio.sleep(self._updated.get(replay_key, now - SAME_PAUSE) + SAME_PAUSE - now)
+        self._updated[replay_key] = time.monotonic()
         try:
             await self._run(delivery_status.update_sent(self._mailbox, replay_key))
         except AngeliaError as error:
-            # Else it was sent by another mailbox of the same agent, or is a word that is not believed or not readable:
-            # the next round asks again.
+            # Any other error: another mailbox of the agent sent the message, or the answer is not believed or cannot be
+            # read. The next round asks again.
             if is_passing(error) and not isinstance(error, BadAnswer):
                 raise
 
@@ -211,7 +211,7 @@ class Serving:
 
 
 async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> AngeliaError | None:
-    """Do all that is due; the first problem that passes. What had one stays due, and keeps the others from nothing."""
+    """Does all that is due. Returns the first temporary error, if any; what had one stays due, and the rest is done."""
     first: AngeliaError | None = None
     for one in list(due):
         del due[one]

@@ -8,7 +8,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from angelia.client.exchange import Exchange
 from angelia.mailbox.mailbox import Mailbox
@@ -62,38 +62,29 @@ class Verb(Generic[P, T]):
     @overload
     def __get__(self, namespace: Namespace[Awaited], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, namespace: Namespace[Any] | None, owner: type) -> Any:
-        return self if namespace is None else _method(namespace._run, self._exchange, self._name)
+        if namespace is None:
+            return self
+        exchange = self._of(namespace)
+
+        @functools.wraps(exchange)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return namespace._run(exchange(*args, **kwargs))
+
+        method.__name__ = method.__qualname__ = self._name
+        return method
+
+    def _of(self, namespace: Any) -> Callable[..., Exchange[T]]:
+        return self._exchange
 
 
-class OwnVerb(Generic[P, T]):
+class OwnVerb(Verb[P, T]):
     """A verb as a method of an agent's namespace: its exchange is given the agent's mailbox as its first argument."""
 
     def __init__(self, exchange: Callable[Concatenate[Mailbox, P], Exchange[T]]) -> None:
-        self._exchange = exchange
-        self.__doc__ = exchange.__doc__
+        super().__init__(cast(Callable[P, Exchange[T]], exchange))
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, namespace: None, owner: type) -> OwnVerb[P, T]: ...
-    @overload
-    def __get__(self, namespace: OwnNamespace[Blocking], owner: type) -> Callable[P, T]: ...
-    @overload
-    def __get__(self, namespace: OwnNamespace[Awaited], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, namespace: OwnNamespace[Any] | None, owner: type) -> Any:
-        if namespace is None:
-            return self
-        return _method(namespace._run, MethodType(self._exchange, namespace._mailbox), self._name)
-
-
-def _method(run: Run, exchange: Callable[P, Exchange[T]], name: str) -> Callable[P, Any]:
-    @functools.wraps(exchange)
-    def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return run(exchange(*args, **kwargs))
-
-    method.__name__ = method.__qualname__ = name
-    return method
+    def _of(self, namespace: OwnNamespace[Any]) -> Callable[..., Exchange[T]]:
+        return MethodType(self._exchange, namespace._mailbox)
 
 
 class Batches(Protocol[T_co]):
@@ -104,6 +95,24 @@ class Batches(Protocol[T_co]):
 
     def next(self) -> Exchange[Sequence[T_co] | None]:
         """Returns the next results, or None after the last of them."""
+
+
+class Pages(Generic[T]):
+    """A list that comes page by page. `fetch` takes a cursor and returns a page with the cursor of the next one."""
+
+    pause = 0.0
+
+    def __init__(self, fetch: Callable[[str | None], Exchange[tuple[Sequence[T], str | None]]]) -> None:
+        self._fetch = fetch
+        self._cursor: str | None = None
+        self._ended = False
+
+    def next(self) -> Exchange[Sequence[T] | None]:
+        if self._ended:
+            return None
+        page, self._cursor = yield from self._fetch(self._cursor)
+        self._ended = self._cursor is None or not page
+        return page
 
 
 class Iteration(Generic[P, T]):

@@ -21,7 +21,7 @@ Passphrase = str | Callable[[], str] | None
 
 
 def server_url(data_dir: Path, named: str | None) -> str:
-    """The server to talk to: the one that is named, else one that runs on this data directory, else the default."""
+    """Returns the URL of the server that is named, else of one that runs on this data directory, else the default."""
     if not named:
         running = read_runtime(data_dir)
         named = FALLBACK_URL if running is None else running.url
@@ -60,7 +60,7 @@ def _local_name(home: Path, wanted: str | None) -> str:
 
 
 def _prompt(name: str, passphrase: Passphrase) -> PassphrasePrompt:
-    """What gives the passphrase if the key has one. No person is asked here, unless `passphrase` does."""
+    """Returns the function that gives the passphrase of a key. Only `passphrase` itself may ask a person."""
 
     def prompt() -> str:
         if passphrase is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from angelia.api import NOTHING, Access, Operation
-from angelia.client.exchange import Credential, Exchange, Request, Response, query_string
-from angelia.client.exchange import path as path_of
+from angelia.client.exchange import Credential, Exchange, Request, Response
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -26,8 +26,8 @@ def ask(
     body: msgspec.Struct | bytes = b"",
     **how: Any,
 ) -> Exchange[A]:
-    """One request and its answer. `segments` fill the path's parameters; `how` sets what a declaration cannot know,
-    such as the credential that is preferred."""
+    """Sends one request and returns its answer. `segments` fill the path's parameters; `how` sets what a declaration
+    cannot know, such as the credential that is preferred."""
     response = yield request_for(operation, *segments, query=query, body=body, **how)
     return answer_of(operation, response)
 
@@ -39,15 +39,13 @@ def request_for(
     body: msgspec.Struct | bytes = b"",
     **how: Any,
 ) -> Request:
-    """The request of an operation; members of a record that have their default are left out."""
+    """Returns the request of an operation; members of a record that have their default are left out."""
     given = iter(segments)
-    path = "/".join(
-        path_of(str(next(given)))[1:] if part.startswith("{") else part for part in operation.path.split("/")
-    )
+    parts = (quote(str(next(given)), safe="") if part.startswith("{") else part for part in operation.path.split("/"))
     return Request(
         method=operation.method,
-        path=path,
-        query="" if query is None else query_string(msgspec.to_builtins(_given(query))),
+        path="/".join(parts),
+        query="" if query is None else _query_string(query),
         body=body if isinstance(body, bytes) else msgspec.json.encode(_given(body)),
         **{
             "idempotent": operation.repeatable,
@@ -59,7 +57,7 @@ def request_for(
 
 
 def credential_for(named: str | None) -> Credential:
-    """The preferred credential of an operation on the caller's own things, unless an operator names another agent."""
+    """Returns the preferred credential: the agent's own, or the operator's if another agent is named."""
     return Credential.AGENT if named is None else Credential.OPERATOR
 
 
@@ -71,17 +69,17 @@ def answer_of(operation: Operation[A], response: Response) -> A:
 
 
 def plain(operation: Operation[A]) -> Callable[[], Exchange[A]]:
-    """The verb of an operation without parameters."""
+    """Returns the verb of an operation without parameters."""
     return _documented(lambda: ask(operation), operation)
 
 
 def naming(operation: Operation[A]) -> Callable[[object], Exchange[A]]:
-    """The verb of an operation on one thing, which the path names."""
+    """Returns the verb of an operation on one thing, which the path names."""
     return _documented(lambda name: ask(operation, name), operation)
 
 
 def asking(operation: Operation[A], record: Callable[P, R]) -> Callable[P, Exchange[A]]:
-    """The verb of an operation that takes a record, as query or as body: its arguments are the record's members."""
+    """Returns the verb of an operation that takes a record as query or body; its arguments are the record's members."""
 
     def verb(*args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs))
@@ -91,7 +89,7 @@ def asking(operation: Operation[A], record: Callable[P, R]) -> Callable[P, Excha
 
 
 def naming_and_asking(operation: Operation[A], record: Callable[P, R]) -> Callable[Concatenate[object, P], Exchange[A]]:
-    """The verb of an operation on one thing, which also takes a record."""
+    """Returns the verb of an operation on one thing, which also takes a record."""
 
     def verb(name: object, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs), name)
@@ -108,13 +106,19 @@ def _taking(operation: Operation[A], record: msgspec.Struct, *segments: object) 
 
 
 def _given(record: msgspec.Struct) -> dict[str, Any]:
-    """The members of a record that say something: neither their default, nor null."""
+    """Returns the members of a record that are neither null nor their default."""
     members = {}
     for field in msgspec.structs.fields(record):
         value = getattr(record, field.name)
         if value is not None and value is not msgspec.UNSET and value != field.default:
             members[field.encode_name] = value
     return members
+
+
+def _query_string(record: msgspec.Struct) -> str:
+    words = {True: "true", False: "false"}
+    given = msgspec.to_builtins(_given(record)).items()
+    return urlencode([(name, words[v] if isinstance(v, bool) else v) for name, v in given], quote_via=quote)
 
 
 def _documented(verb: Callable[P, Exchange[A]], operation: Operation[A]) -> Callable[P, Exchange[A]]:

@@ -1,12 +1,12 @@
-"""Waiting for a server that says it was asked too often, as long as it says, and not for ever."""
+"""Waits out the rate limits of a server: as long as it says, up to a limit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from angelia.client.exchange import Exchange
-from angelia.errors import AngeliaError, RateLimited
+from angelia.client.exchange import Exchange, Request, Response, driven
+from angelia.errors import RateLimited
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Patience:
     at_once: float = 120.0
 
     def takes(self, seconds: float) -> bool:
-        """Whether to wait so long; it is spent then."""
+        """Returns whether to wait so long, and spends it if so."""
         if seconds > min(self.left, self.at_once):
             return False
         self.left -= seconds
@@ -27,19 +27,16 @@ class Patience:
 
 
 def patiently(call: Exchange[T], patience: Patience) -> Exchange[T]:
-    """Carry a call out; a request that came too often is sent again after the time that the server names."""
-    try:
-        request = next(call)
+    """Carries a call out; a request that came too often is sent again after the time that the server names."""
+
+    def send(request: Request) -> Exchange[Response]:
         while True:
             try:
-                response = yield request
+                return (yield request)
             except RateLimited as refusal:
                 wait = max(1, refusal.retry_after or 1)
-                request = replace(request, after=wait) if patience.takes(wait) else call.throw(refusal)
-            except AngeliaError as error:
-                request = call.throw(error)
-            else:
-                request = call.send(response)
-    except StopIteration as done:
-        answer: T = done.value
-        return answer
+                if not patience.takes(wait):
+                    raise
+                request = replace(request, after=wait)
+
+    return driven(call, send)

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Unpack
 
-from angelia.client import mail_receiving, mail_sending, mailbox_keys
+from angelia.client import mail_receiving, mail_sending, peer_keys
 from angelia.client.exchange import Exchange
 from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
@@ -21,11 +21,11 @@ _LOOK = 5.0
 def send_and_wait(
     mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
 ) -> Exchange[Opened]:
-    """Send a question and wait for its answer; of several the first one counts. Nobody else's mail is touched.
+    """Sends a question and returns the answer; of several, the first. Other mail is left alone.
 
-    After `timeout` seconds it is DeadlineExceeded; an answer that comes later is mail like any other."""
+    After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
     deadline = time.monotonic() + timeout
-    found, _ = yield from mailbox_keys.find_keys(mailbox, recipient)
+    found, _ = yield from peer_keys.find_keys(mailbox, recipient)
     # An answer that would not be opened is not worth waiting for.
     mailbox.allowlist.check(found.bundle.signer, found.bundle.agent_nhi)
     correlation_id = uuid.uuid4()  # always a new one: an earlier answer must not be taken for this one
@@ -46,7 +46,7 @@ def send_and_wait(
 
 
 def answer(mailbox: Mailbox, question: Opened, body: bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
-    """Answer a message, in its conversation; one that began none is named by its own id."""
+    """Answers a message, in its conversation. A message that began none gives its own id as the correlation id."""
     asked = question.message
     options.setdefault("correlation_id", asked.correlation_id or asked.message_id)
     return (yield from mail_sending.send(mailbox, asked.sender, body, **options))

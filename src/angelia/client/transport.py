@@ -1,4 +1,4 @@
-"""The way of one call over an unreliable line: sign, send, judge, try again. Without input or output.
+"""Carries an exchange over an unreliable network: sign, send, judge, retry. Without input or output.
 
 A driver takes the steps that `Line.run` yields (send this, pause so long) and reports what came of each.
 """
@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
@@ -21,6 +21,7 @@ from angelia import __version__
 from angelia.api import http_signature
 from angelia.client.api_errors import (
     NOTABLE_SKEW,
+    PROXIED,
     ApiError,
     NotAngelia,
     Unreachable,
@@ -30,8 +31,8 @@ from angelia.client.api_errors import (
     not_angelia,
     retry_after,
 )
-from angelia.client.exchange import Credential, Exchange, Request, Response
-from angelia.errors import AngeliaError, InvalidArgument, Stale, Unauthenticated
+from angelia.client.exchange import Credential, Exchange, Request, Response, driven
+from angelia.errors import InvalidArgument, Stale, Unauthenticated
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -43,7 +44,6 @@ FIRST_PAUSE = 0.2
 PAUSE_AFTER_STALE = 1.0
 # More than any answer has: a page of mail is about 8 MiB.
 LONGEST_ANSWER = 64 << 20
-_PASSING = (502, 503, 504)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(rb"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_.])?|[0-9a-f:]*:[0-9a-f:.]*")
 
@@ -73,6 +73,12 @@ class Send:
     body: bytes
     timeout: float
     allowed: float  # what the whole exchange may take, with its other tries
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of httpx."""
+        sent = {"method": self.method, "url": self.url, "headers": self.headers, "content": self.body}
+        return {**sent, "timeout": self.timeout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ Observer: TypeAlias = Callable[[Trip], None]
 
 
 def origin(url: str) -> str:
-    """A server's URL in its one spelling: scheme, host and port, nothing else."""
+    """Returns a server's URL in its one spelling: scheme, host and port, nothing else."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -145,20 +151,9 @@ class Line:
 
     def run(self, call: Exchange[T]) -> Generator[Step, Outcome, T]:
         """Takes an exchange to its end and returns its answer; a failure is thrown into it, so that it may recover."""
-        try:
-            request = next(call)
-            while True:
-                try:
-                    response = yield from self._exchange(request)
-                except (AngeliaError, OSError) as error:  # the server's, the network's, or of the key file
-                    request = call.throw(error)
-                else:
-                    request = call.send(response)
-        except StopIteration as done:
-            answer: T = done.value
-            return answer
+        return driven(call, self._send)
 
-    def _exchange(self, request: Request) -> Generator[Step, Outcome, Response]:
+    def _send(self, request: Request) -> Generator[Step, Outcome, Response]:
         if request.after:
             yield Pause(request.after)
         deadline = self.stopwatch() + self.timeout + request.waits
@@ -175,7 +170,7 @@ class Line:
             attempt += 1
 
     def prepared(self, request: Request, *, timeout: float) -> Send:
-        """One attempt, signed: each needs a signature of its own."""
+        """Returns one attempt, signed: each needs a signature of its own."""
         # What is signed is what httpx will send, byte for byte, whatever it thinks of quoting.
         target = request.path + (f"?{request.query}" if request.query else "")
         url = httpx.URL(self.url + target)
@@ -226,7 +221,7 @@ class Line:
         return error
 
     def _pause_before_next(self, request: Request, outcome: Response | Failed, attempt: int) -> float | None:
-        """How long to wait before another try, or None when there is none."""
+        """Returns how long to wait before a retry, or None if there is none."""
         backoff = FIRST_PAUSE * (1 << (attempt - 1)) * (1 + secrets.randbelow(1000) / 1000)
         if isinstance(outcome, Failed):
             return backoff if request.idempotent else None
@@ -236,7 +231,7 @@ class Line:
             # Refused before anything was done, so signing again is right even where repeating is not.
             skew = clock_skew(outcome, now=self.clock()) or 0.0
             return PAUSE_AFTER_STALE if abs(skew) <= NOTABLE_SKEW else None
-        if outcome.status in _PASSING and request.idempotent:
+        if outcome.status in PROXIED and request.idempotent:
             return max(backoff, retry_after(outcome, now=self.clock()) or 0)
         return None
 
@@ -271,8 +266,9 @@ class Line:
 class Body:
     """The body of an answer as it comes: one that does not end, or comes too slowly, is no answer."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, step: Send) -> None:
+        self._method = step.method
+        self._deadline = time.monotonic() + step.timeout
         self._chunks: list[bytes] = []
         self._size = 0
 
@@ -285,12 +281,14 @@ class Body:
             return Failed("did not end its answer in time")
         return None
 
-    def read(self) -> bytes:
-        return b"".join(self._chunks)
+    def response(self, answer: httpx.Response) -> Response:
+        """Returns the answer with its body, which has ended."""
+        path, body = answer.request.url.path, b"".join(self._chunks)
+        return Response(self._method, path, answer.status_code, answer.headers, body)
 
 
 def described(error: httpx.RequestError, *, timeout: float) -> Failed:
-    """A network failure in our words."""
+    """Returns a failure of the network in plain words."""
     if isinstance(error, httpx.TimeoutException):
         return Failed(f"did not answer within {timeout:.3g} s")
     if isinstance(error, httpx.ConnectError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from uuid import UUID
 
 from angelia.agents import api as agents
@@ -21,15 +22,13 @@ from angelia.client import (
     mail_calls,
     mail_receiving,
     mail_sending,
-    mailbox_keys,
-    policy_check,
-    registration,
+    peer_keys,
     request_reply,
 )
-from angelia.client.batches import Following
-from angelia.client.channel_reading import Unopened
+from angelia.client.channel_reading import Following, Unopened
+from angelia.client.exchange import Credential, Exchange
 from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
-from angelia.client.operation_requests import asking, naming, naming_and_asking, plain
+from angelia.client.operation_requests import ask, asking, credential_for, naming, naming_and_asking, plain
 from angelia.guard import api as guard
 from angelia.keys import api as keys
 from angelia.mail import api as mail
@@ -37,13 +36,28 @@ from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 from angelia.monitoring import api as monitoring
 from angelia.policy import api as policy
+from angelia.policy.model import Action
 from angelia.runs import api as runs
+
+
+def _register(
+    public_key: bytes, *, name: str | None = None, email: str | None = None
+) -> Exchange[agents.RegisterAnswer]:
+    """Registers an Ed25519 key. Repeating it gives the same agent; signed, it may change name and e-mail."""
+    body = agents.RegisterBody(base64.b64encode(public_key).decode(), name or "", email or "")
+    return ask(agents.REGISTER, body=body, credential=Credential.AGENT)
+
+
+def _check_policy(action: Action, object: str, *, subject: str | None = None) -> Exchange[policy.PolicyDecision]:
+    """Returns what the rules say about the agent that signs. Operators ask about any `subject`, and learn the rule."""
+    body = policy.PolicyCheckBody(subject=subject, action=action, object=object)
+    return ask(policy.CHECK, body=body, credential=credential_for(subject))
 
 
 class AgentVerbs(Namespace[Mode]):
     """Registration, profiles, handles and block lists of agents."""
 
-    register = Verb(registration.register)
+    register = Verb(_register)
     profile = Verb(naming(agents.WHO))
     me = Verb(plain(agents.ME))
     claim_handle = Verb(asking(agents.CLAIM_HANDLE, agents.HandleBody))
@@ -72,12 +86,12 @@ class GuardVerbs(Namespace[Mode]):
 
 
 class PolicyVerbs(Namespace[Mode]):
-    """Who may send, publish, subscribe and read keys."""
+    """Rules: which agents may send, publish, subscribe and read keys."""
 
     list = Verb(asking(policy.LIST, PageQuery))
     add = Verb(asking(policy.ADD, policy.PolicyRuleBody))
     remove = Verb(naming(policy.REMOVE))
-    check = Verb(policy_check.check_policy)
+    check = Verb(_check_policy)
 
 
 class KeyVerbs(Namespace[Mode]):
@@ -101,7 +115,7 @@ class KeyVerbs(Namespace[Mode]):
     emergency_rotate = Verb(channel_signing.emergency_rotate_keys)
     rotate_due = Verb(channel_signing.rotate_due_keys)
     renew_due = Verb(channel_signing.tend_keys)
-    find = Verb(mailbox_keys.find_keys)
+    find = Verb(peer_keys.find_keys)
 
 
 class MailVerbs(Namespace[Mode]):
@@ -120,9 +134,9 @@ class MailVerbs(Namespace[Mode]):
     check_attested = Verb(delivery_status.check_attested)
     ask = Verb(request_reply.send_and_wait)
     reply = Verb(request_reply.answer)
-    seal = Verb(mailbox_keys.seal)
-    reseal = Verb(mailbox_keys.reseal)
-    open = Verb(mailbox_keys.open_envelope)
+    seal = Verb(peer_keys.seal)
+    reseal = Verb(peer_keys.reseal)
+    open = Verb(peer_keys.open_envelope)
     send_envelope = Verb(mail_calls.send_envelope)
     send_envelopes = Verb(mail_calls.send_envelopes)
     poll = Verb(mail_calls.poll)
@@ -175,7 +189,7 @@ class ChannelVerbs(Namespace[Mode]):
     def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
     ) -> Batches[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without end; `commit` sets the offset up to which they are done."""
+        """Yields the messages of a channel as they come, without end; `commit` sets the offset to go on after."""
         return Following(mailbox, channel, after_offset)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class AicqProof:
     def signature_bytes(self) -> bytes:
         try:
             raw = base64.b64decode(self.signature, validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:
             raise Unauthenticated("invalid signature") from error
         if base64.b64encode(raw).decode() != self.signature:
             raise Unauthenticated("invalid signature")

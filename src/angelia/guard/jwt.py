@@ -41,7 +41,8 @@ class JwtVerifier:
             raise Unavailable("the keys of JSON Web Tokens cannot be fetched at the moment", retry_after=5) from error
         except (jwt.InvalidTokenError, jwt.PyJWKClientError) as error:
             raise Unauthenticated("Authentication required", hint=f"the token was refused: {error}") from error
-        return _subject(claims), _role(claims)
+        subject = claims.get("sub")
+        return subject if isinstance(subject, str) else None, _role(claims)
 
     async def _claims(self, token: str) -> dict[str, Any]:
         algorithm = jwt.get_unverified_header(token).get("alg")
@@ -63,11 +64,6 @@ class JwtVerifier:
             leeway=_LEEWAY_SECONDS,
             options={"require": ["exp", "aud"]},
         )
-
-
-def _subject(claims: dict[str, Any]) -> str | None:
-    subject = claims.get("sub")
-    return subject if isinstance(subject, str) else None
 
 
 def _role(claims: dict[str, Any]) -> Role:

@@ -81,13 +81,8 @@ class SlidingWindows:
         self._hits.move_to_end((rule.name, subject))
         if len(self._hits) > self._most:
             self._hits.popitem(last=False)
-        full = len(kept) >= rule.limit
-        return RateDecision(
-            rule,
-            allowed,
-            max(0, rule.limit - len(kept)),
-            kept[len(kept) - rule.limit] + rule.window_ms if full else now_ms,
-        )
+        reset_ms = kept[len(kept) - rule.limit] + rule.window_ms if len(kept) >= rule.limit else now_ms
+        return RateDecision(rule, allowed, max(0, rule.limit - len(kept)), reset_ms)
 
 
 def parse_address(text: str) -> Address:

@@ -21,13 +21,9 @@ def routes(tokens: Tokens, blocks: AddressBlocks) -> list[Route]:
 
     async def make_token(call: Call) -> Answer:
         body = call.json(api.TokenBody)
+        life = timedelta(seconds=body.expires_in) if body.expires_in else None
         token, text = await tokens.make(
-            call.caller,
-            call.now,
-            role=body.role,
-            agent=body.agent,
-            label=body.label,
-            life=timedelta(seconds=body.expires_in) if body.expires_in else None,
+            call.caller, call.now, role=body.role, agent=body.agent, label=body.label, life=life
         )
         return Answer(201, api.MadeToken(token=text, **msgspec.structs.asdict(token)))
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia import metrics
 from angelia.agents.service import Agents
-from angelia.api import Access, Address, AgentRow, Caller, Operation, Role, Surface, http_signature
+from angelia.api import ROLES, Access, Address, AgentRow, Caller, Operation, Role, Surface, http_signature
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
 from angelia.guard import aicq_signature
@@ -63,20 +63,16 @@ class Guard:
 
     async def identify(self, request: UnverifiedRequest, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
         """Stage two: verifies the caller, uses up its nonce, counts the request. Returns caller, body and headers."""
-        try:
+        async with self._counting_refusals(request):
             caller, body, proof = await self._prove(request, read_body)
             self._check_role(request, caller, proof)
-            headers = await self._limiter.admit(request.operation, caller, proof)
-        except Unauthenticated as error:
-            await self._refuse(request, error)
-            raise
-        return caller, body, headers
+            return caller, body, await self._limiter.admit(request.operation, caller, proof)
 
     async def prove_possession(self, request: UnverifiedRequest, body: bytes, public_key: bytes) -> bool:
         """Whether the request is signed with this key, which need not be registered. A wrong signature is an error."""
         if "signature-input" not in request.headers:
             return False
-        try:
+        async with self._counting_refusals(request):
             presented = self._presented(request)
             id_ = key_id(KeyType.ED25519, public_key)
             if presented.key_id != id_:
@@ -84,9 +80,6 @@ class Guard:
             self._verify_head(presented, request, Ed25519PublicKey.from_public_bytes(public_key))
             self._verify_body(request, body)
             await self._limiter.spend_nonce(RequestProof(id_, presented.nonce, presented.created * 1000))
-        except Unauthenticated as error:
-            await self._refuse(request, error)
-            raise
         return True
 
     async def _prove(
@@ -97,8 +90,11 @@ class Guard:
             return Caller(request.address), await read_body(), None
         if "signature-input" in headers or "signature" in headers:
             presented = self._presented(request)
-            agent, key = await self._agent_of(presented.key_id, request.now)
-            self._verify_head(presented, request, key)
+            found = await self._agents.by_key_id(presented.key_id, request.now)
+            if found is None:
+                raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")
+            agent, key = found
+            self._verify_head(presented, request, Ed25519PublicKey.from_public_bytes(key))
             body = await read_body()
             self._verify_body(request, body)
             proof = RequestProof(agent.id, presented.nonce, presented.created * 1000)
@@ -211,7 +207,7 @@ class Guard:
         if secret.startswith("agt_"):
             token = await self._tokens.find(secret, request.now)
             agent = await self._agents.by_id(token.agent_id) if token.agent_id else None
-            return Caller(request.address, token.role, agent, name=f"token {token.id}")
+            return Caller(request.address, ROLES[token.role], agent, name=f"token {token.id}")
         if self._jwt is None:
             raise Unauthenticated(
                 "Authentication required", hint="this is no token of Angelia, and JWT is not configured"
@@ -223,16 +219,15 @@ class Guard:
             agent = None
         return Caller(request.address, role, agent, name=f"jwt {subject}")
 
-    async def _agent_of(self, id_: UUID, now: datetime) -> tuple[AgentRow, Ed25519PublicKey]:
-        found = await self._agents.by_key_id(id_, now)
-        if found is None:
-            raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")
-        agent, public_key = found
-        return agent, Ed25519PublicKey.from_public_bytes(public_key)
-
-    async def _refuse(self, request: UnverifiedRequest, error: Unauthenticated) -> None:
-        metrics.AUTH_REFUSED.labels(error.code).inc()
-        await self._limiter.charge_unproven(request.address, request.now)
+    @asynccontextmanager
+    async def _counting_refusals(self, request: UnverifiedRequest) -> AsyncIterator[None]:
+        """Counts a credential that does not verify against the address of the request."""
+        try:
+            yield
+        except Unauthenticated as error:
+            metrics.AUTH_REFUSED.labels(error.code).inc()
+            await self._limiter.charge_unproven(request.address, request.now)
+            raise
 
 
 def _verifies(public_key: bytes, signature: bytes, signed: bytes) -> bool:

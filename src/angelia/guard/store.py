@@ -60,20 +60,11 @@ async def spend(
     hot: HotTier, subject: str, rule: Rule, now_ms: int, *, charge: bool = True, auto_block: bool = False
 ) -> AddressVerdict:
     """Counts a request of an address, or of an agent without a nonce; without `charge` only checks the limit."""
-    tag = _tag(subject)
+    tag, most = _tag(subject), VIOLATIONS_THAT_BLOCK if auto_block else 0
     verdict, remaining, reset = await hot.run(
         _ADDRESS,
         [f"ang:block:{tag}", f"ang:rl:{tag}:{rule.name}", f"ang:viol:{tag}"],
-        [
-            now_ms,
-            rule.limit,
-            rule.window_ms,
-            int(charge),
-            uuid4().hex,
-            VIOLATIONS_THAT_BLOCK if auto_block else 0,
-            VIOLATION_LIFE_MS,
-            BLOCK_MS,
-        ],
+        [now_ms, rule.limit, rule.window_ms, int(charge), uuid4().hex, most, VIOLATION_LIFE_MS, BLOCK_MS],
     )
     decision = RateDecision(rule, verdict == 0, remaining, reset) if verdict != 2 else None
     return AddressVerdict(decision, blocked=verdict == 2, blocked_now=verdict == 3)
@@ -105,18 +96,8 @@ async def clear_block(hot: HotTier, subject: str) -> bool:
 
 async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> bool:
     """Stores a token. Returns whether it is new."""
-    made = await tx.fetchval(
-        SQL["make_token"],
-        token.id,
-        token.secret_hash,
-        token.label,
-        token.role,
-        token.agent_id,
-        first_admin,
-        token.created_at,
-        token.expires_at,
-    )
-    return made is not None
+    rights = (token.id, token.secret_hash, token.label, token.role, token.agent_id, first_admin)
+    return await tx.fetchval(SQL["make_token"], *rights, token.created_at, token.expires_at) is not None
 
 
 async def token(tx: Tx, id: UUID) -> TokenRow | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import re
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import msgspec
+
 from angelia.agents.service import Agents
-from angelia.api import ROLES, Caller, Role
+from angelia.api import ROLES, Caller
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
 from angelia.guard import store
@@ -27,16 +29,6 @@ _CACHE_MOST = 1_000
 _USE_NOTED_EVERY = timedelta(minutes=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
-    """The rights of a valid token."""
-
-    id: UUID
-    label: str
-    role: Role
-    agent_id: UUID | None
-
-
 class Tokens:
     """The bearer tokens of this ledger."""
 
@@ -45,8 +37,8 @@ class Tokens:
         self._agents = agents
         self._known: dict[UUID, tuple[float, store.TokenRow]] = {}
 
-    async def find(self, text: str, now: datetime) -> Bearer:
-        """Returns the rights of a token; all faults of a token get the same answer."""
+    async def find(self, text: str, now: datetime) -> store.TokenRow:
+        """Returns a valid token by its text; all faults of a token get the same answer."""
         parsed = _TEXT.fullmatch(text)
         row = await self._row(UUID(parsed[1]), now) if parsed else None
         presented = _hash(parsed[2]) if parsed else b""
@@ -54,7 +46,7 @@ class Tokens:
             raise Unauthenticated("Authentication required", hint="the token is unknown or revoked")
         if row.expires_at is not None and row.expires_at <= now:
             raise Unauthenticated("Authentication required", hint="the token has expired")
-        return Bearer(row.id, row.label, ROLES[row.role], row.agent_id)
+        return row
 
     async def make(
         self, caller: Caller, now: datetime, *, role: str, agent: str | None, label: str, life: timedelta | None
@@ -131,12 +123,4 @@ def _hash(secret: str) -> bytes:
 
 
 def _shown(row: store.TokenRow, agent: str | None) -> Token:
-    return Token(
-        id=row.id,
-        label=row.label,
-        role=row.role,
-        agent=agent,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-    )
+    return msgspec.convert({**dataclasses.asdict(row), "agent": agent}, Token)

@@ -7,7 +7,6 @@ import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 import yaml
@@ -49,16 +48,13 @@ def routes(described: Sequence[Route]) -> list[Route]:
 
     # Made on first use: most processes are never asked.
     @functools.cache
-    def api() -> dict[str, Any]:
-        return document([route.operation for route in (*described, *own)])
-
-    @functools.cache
     def json_text() -> bytes:
-        return msgspec.json.encode(api())
+        return msgspec.json.encode(document([route.operation for route in (*described, *own)]))
 
     @functools.cache
     def yaml_text() -> bytes:
-        text: str = yaml.dump(msgspec.to_builtins(api()), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        api = msgspec.json.decode(json_text())
+        text: str = yaml.dump(api, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
         return text.encode()
 
     async def openapi_json(call: Call) -> Answer:

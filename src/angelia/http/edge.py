@@ -4,6 +4,7 @@ wins."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import time
 import uuid
@@ -65,9 +66,8 @@ class RouteTable:
             if not names:
                 methods = self._exact.setdefault(operation.path, {})
             else:
-                regex = re.compile(
-                    _PARAMETER.sub("([^/]+)", re.escape(operation.path).replace(r"\{", "{").replace(r"\}", "}"))
-                )
+                literals = re.split(r"\{\w+\}", operation.path)
+                regex = re.compile("([^/]+)".join(re.escape(literal) for literal in literals))
                 pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
                 if pattern.names != names:
                     raise ValueError(f"{operation.path} is declared with other parameter names too")
@@ -92,13 +92,7 @@ class Edge:
     """The ASGI application for HTTP requests."""
 
     def __init__(
-        self,
-        routes: Sequence[Route],
-        guard: Guard,
-        *,
-        open_mode: bool,
-        loopback: bool,
-        proxies: tuple[Network, ...],
+        self, routes: Sequence[Route], guard: Guard, *, open_mode: bool, loopback: bool, proxies: tuple[Network, ...]
     ) -> None:
         self._table = RouteTable(routes)
         self._guard = guard
@@ -160,9 +154,6 @@ class Edge:
         request.answer_headers |= headers
         request.caller = caller
 
-        async def prove(public_key: bytes) -> bool:
-            return await self._guard.prove_possession(unverified, body, public_key)
-
         call = Call(
             caller=caller,
             now=now,
@@ -172,7 +163,7 @@ class Edge:
             raw_query=request.query,
             body=body,
             headers=request.headers,
-            prove=prove,
+            prove=functools.partial(self._guard.prove_possession, unverified, body),
             path_names=names,
         )
         if not operation.waits:
@@ -232,7 +223,8 @@ class Edge:
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
     def _observe(self, request: _Request, route: Route | None, status: int, seconds: float) -> None:
-        path = _label(route)
+        # The path is the route's template, with its parameters as AICQ writes them.
+        path = _PARAMETER.sub(r":\1", route.operation.path) if route else "other"
         method = request.method if route else "other"
         metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
         metrics.HTTP_SECONDS.labels(method, path).observe(seconds)
@@ -328,8 +320,3 @@ def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     for name, value in fields:
         lines.setdefault(name, []).append(value)
     return {name.decode("latin-1"): b", ".join(values).decode("latin-1") for name, values in lines.items()}
-
-
-def _label(route: Route | None) -> str:
-    """The path label of a metric: the route's template as AICQ writes it, or `other`."""
-    return _PARAMETER.sub(r":\1", route.operation.path) if route else "other"

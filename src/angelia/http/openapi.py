@@ -87,7 +87,7 @@ def _described(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, 
 
 
 def _description(operation: Operation[Any]) -> str:
-    """What the operation does, who may call it, its rate limit and its body limit."""
+    """What the operation does, its callers, its rate limit and its body limit."""
     sentences = [f"{operation.about}.", _CALLERS[operation.access]]
     if operation.rule is not None:
         sentences.append(_limit(operation.rule))
@@ -160,13 +160,12 @@ def _query_parameters(kind: Any) -> list[dict[str, Any]]:
     defined = schema.get("$defs", {})
     record = _inlined(defined.get(kind.__name__, schema), defined)
     required = set(record.get("required", ()))
-    return [_query_parameter(name, _not_null(part), name in required) for name, part in record["properties"].items()]
-
-
-def _query_parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
-    about = {"description": schema["description"]} if "description" in schema else {}
-    bare = {key: value for key, value in schema.items() if key != "description"}
-    return {"name": name, "in": "query", "required": required, **about, "schema": bare}
+    parameters = []
+    for name, part in record["properties"].items():
+        schema = dict(_not_null(part))
+        about = {"description": schema.pop("description")} if "description" in schema else {}
+        parameters.append({"name": name, "in": "query", "required": name in required, **about, "schema": schema})
+    return parameters
 
 
 def _inlined(part: Any, defined: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -49,8 +50,7 @@ class Signed:
         return cls(header.sender_nhi, header.sender_key_id, moment(header.created_at))
 
 
-@dataclass(frozen=True, slots=True)
-class EnvelopeKeys:
+class EnvelopeKeys(NamedTuple):
     """The keys of an accepted envelope, by which it is checked again before delivery."""
 
     recipient: str
@@ -91,7 +91,17 @@ async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> li
 async def stale(tx: Tx, recipients: Iterable[str]) -> dict[str, AngeliaError]:
     """The errors for stale keys of recipients, with the present bundle, so that the sender can seal again without
     another request. Only for senders that may read the recipient's keys."""
-    return {recipient: await _stale(tx, recipient) for recipient in recipients}
+    errors: dict[str, AngeliaError] = {}
+    for recipient in recipients:
+        newest = await store.newest(tx, recipient)
+        if newest is None:
+            errors[recipient] = no_bundle(recipient)
+            continue
+        error = bare_stale(recipient)
+        error.hint = "seal the message again, to the bundle that comes with this answer"
+        error.members = msgspec.to_builtins(await answer_of(tx, newest))
+        errors[recipient] = error
+    return errors
 
 
 def bare_stale(recipient: str) -> KeyStale:
@@ -107,9 +117,7 @@ async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> li
 
 async def with_revoked_keys(tx: Tx, held: Sequence[EnvelopeKeys]) -> set[int]:
     """The places of the envelopes that must not be delivered, because a key of theirs was revoked since."""
-    return await store.with_revoked_keys(
-        tx, [(one.recipient, one.key_id, one.sender, one.signer_id, one.accepted_at) for one in held]
-    )
+    return await store.with_revoked_keys(tx, held)
 
 
 def _standing(
@@ -142,15 +150,3 @@ def _signer(signed: Signed, halves: dict[str, KeyRecord], accepted_at: datetime)
     if pair.signer_id != signed.signer_id:
         return InvalidKey(f"what is stored of this signing pair of {signed.agent} is damaged")
     return pair
-
-
-async def _stale(tx: Tx, handle: str) -> AngeliaError:
-    newest = await store.newest(tx, handle)
-    if newest is None:
-        return no_bundle(handle)
-    error = KeyStale(
-        f"this key of {handle} is no longer the one to seal to",
-        hint="seal the message again, to the bundle that comes with this answer",
-    )
-    error.members = msgspec.to_builtins(await answer_of(tx, newest))
-    return error

@@ -10,6 +10,7 @@ import msgspec
 
 from angelia.api import NOTHING, Access, Moment, Operation, PageQuery, PageSize, Per, Rule
 from angelia.keys.model import (
+    ONE_TIME_BATCH,
     BundleAnswer,
     BundleDocument,
     LinkDocument,
@@ -26,7 +27,7 @@ BODY_LIMIT = 1 << 20
 WRITE_RULE = Rule("keys", 60, 60_000, Per.AGENT)
 READ_RULE = Rule("bundles", 600, 60_000, Per.AGENT)
 
-OneTimeKeys = Annotated[list[OneTimeKeyDocument], msgspec.Meta(max_length=100)]
+OneTimeKeys = Annotated[list[OneTimeKeyDocument], msgspec.Meta(max_length=ONE_TIME_BATCH)]
 OwnerName = Annotated[
     str, msgspec.Meta(max_length=255, description="The agent whose schedules are meant, for operators; else the caller")
 ]

@@ -18,7 +18,7 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import CACHE, TYPE_NAMES, KeyChange, KeyRecord, KeyStatus, NewRecord, Reason, parse_links
+from angelia.keys.model import CACHE, TYPE_NAMES, KeyChange, KeyRecord, KeyStatus, Reason, parse_links
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
@@ -31,7 +31,7 @@ class Emergency:
 
     why: str
     compromised_since: datetime
-    operator: str | None  # who acts for the agent; vouches for a new pair if the old one is lost
+    operator: str | None  # acts for the agent; vouches for a new pair if the old one is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Succession:
         if any(entry.status is KemKeyStatus.GRACE for entry in self.bundle.kem_keys):
             raise InvalidArgument("a first bundle has no keys in grace")
         await agents.fix_handle(tx, self.agent.id)
-        kem_keys = [_kem_record(entry) for entry in self.bundle.kem_keys]
+        kem_keys = self._kem_records(self.bundle.kem_keys)
         await store.add_records(tx, self.agent.handle, [*self._signer_records(), *kem_keys])
 
     async def after(self, tx: Tx, before: Bundle) -> None:
@@ -86,7 +86,7 @@ class Succession:
         if before is not None:
             replaced += [entry.key.key_id for entry in before.kem_keys if entry.status is KemKeyStatus.ACTIVE]
             if before.signer.signer_id != self.bundle.signer.signer_id:
-                replaced += [_pair_id(kind, before.signer) for kind in (KeyType.ED25519, KeyType.ML_DSA_65)]
+                replaced += [id_ for id_, _, _ in _halves(before.signer)]
         records = await store.records(tx, handle, replaced)
         if not records or any(one.status is not KeyStatus.REVOKED for one in records.values()):
             raise Conflict(
@@ -127,12 +127,9 @@ class Succession:
             )
         spare = timedelta(0) if self.emergency else REQUEST_GRACE
         await agents.replace_key(tx, self.agent.id, new.ed25519, self.now, old_valid_for=spare)
-        replaced = [_pair_id(KeyType.ED25519, old), _pair_id(KeyType.ML_DSA_65, old)]
-        changes = [
-            KeyChange(TYPE_NAMES[kind], _pair_id(kind, old), _pair_id(kind, new))
-            for kind in (KeyType.ED25519, KeyType.ML_DSA_65)
-        ]
-        await self._replace(tx, replaced, changes)
+        halves = zip(_halves(old), _halves(new), strict=True)
+        changes = [KeyChange(kind, replaced, by) for (replaced, kind, _), (by, _, _) in halves]
+        await self._replace(tx, changes)
         await store.add_records(tx, self.agent.handle, self._signer_records())
         # One-time keys signed by the old pair would not verify by the pair of the new bundle.
         await store.drop_free_one_time(tx, self.agent.handle)
@@ -142,9 +139,7 @@ class Succession:
         """Revokes pairs that an earlier rotation left in grace: they may be stolen together with the present one."""
         living = await store.living_records(tx, self.agent.handle)
         earlier = [one for one in living if one.usage == "identity" and one.status is KeyStatus.GRACE]
-        await self._replace(
-            tx, [one.key_id for one in earlier], [KeyChange(one.key_type, one.key_id, None) for one in earlier]
-        )
+        await self._replace(tx, [KeyChange(one.key_type, one.key_id, None) for one in earlier])
 
     async def _kem_keys(self, tx: Tx) -> bool:
         handle = self.agent.handle
@@ -165,8 +160,8 @@ class Succession:
             raise Conflict("the bundle leaves active keys out", hint=_ROTATE)
         by_type = {TYPE_NAMES[entry.key.kind]: entry.key.key_id for entry in fresh}
         changes = [KeyChange(one.key_type, one.key_id, by_type.get(one.key_type)) for one in gone]
-        await self._replace(tx, [one.key_id for one in gone], changes)
-        await store.add_records(tx, handle, [_kem_record(entry) for entry in fresh])
+        await self._replace(tx, changes)
+        await store.add_records(tx, handle, self._kem_records(fresh))
         await store.renew(tx, handle, {id_: _expiry(e) for id_, e in active.items() if id_ in living})
         if self.emergency is not None:
             await store.drop_all_one_time(tx, handle)
@@ -194,10 +189,10 @@ class Succession:
         if await store.any_one_time_among(tx, self.agent.handle, ids):
             raise Conflict("a one-time key is good for one message only", hint="make a new key")
 
-    async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[KeyChange]) -> None:
-        if not key_ids:
+    async def _replace(self, tx: Tx, changes: Sequence[KeyChange]) -> None:
+        if not changes:
             return
-        handle, rotated_at = self.agent.handle, moment(self.bundle.issued_at)
+        handle, rotated_at, key_ids = self.agent.handle, moment(self.bundle.issued_at), [one.old for one in changes]
         assert self.reason is not None
         if self.emergency is not None:
             await store.revoke(tx, handle, key_ids, self.now, self.emergency.compromised_since)
@@ -205,18 +200,34 @@ class Succession:
             await store.to_grace(tx, handle, key_ids, rotated_at)
         await store.add_rotations(tx, handle, changes, rotated_at, self.reason.value)
 
-    def _signer_records(self) -> list[NewRecord]:
-        signer, created = self.bundle.signer, moment(self.bundle.issued_at)
+    def _signer_records(self) -> list[KeyRecord]:
         return [
-            NewRecord(
-                key_id=_pair_id(kind, signer),
-                key_type=TYPE_NAMES[kind],
+            KeyRecord(
+                agent_nhi=self.agent.handle,
+                key_id=id_,
+                key_type=key_type,
                 usage="identity",
                 public_key=raw,
-                created_at=created,
-                signer_id=signer.signer_id,
+                status=KeyStatus.ACTIVE,
+                created_at=moment(self.bundle.issued_at),
+                signer_id=self.bundle.signer.signer_id,
             )
-            for kind, raw in ((KeyType.ED25519, signer.ed25519), (KeyType.ML_DSA_65, signer.ml_dsa))
+            for id_, key_type, raw in _halves(self.bundle.signer)
+        ]
+
+    def _kem_records(self, entries: Sequence[KemEntry]) -> list[KeyRecord]:
+        return [
+            KeyRecord(
+                agent_nhi=self.agent.handle,
+                key_id=entry.key.key_id,
+                key_type=TYPE_NAMES[entry.key.kind],
+                usage="signed",
+                public_key=entry.key.raw,
+                status=KeyStatus.ACTIVE,
+                created_at=moment(entry.created_at),
+                expires_at=_expiry(entry),
+            )
+            for entry in entries
         ]
 
 
@@ -253,20 +264,11 @@ def _conflict(before: Bundle | None) -> VersionConflict:
     return error
 
 
-def _kem_record(entry: KemEntry) -> NewRecord:
-    return NewRecord(
-        key_id=entry.key.key_id,
-        key_type=TYPE_NAMES[entry.key.kind],
-        usage="signed",
-        public_key=entry.key.raw,
-        created_at=moment(entry.created_at),
-        expires_at=_expiry(entry),
-    )
-
-
 def _expiry(entry: KemEntry) -> datetime | None:
     return moment(entry.expires_at) if entry.expires_at else None
 
 
-def _pair_id(kind: KeyType, pair: VerifyingPair) -> UUID:
-    return key_id(kind, pair.ed25519 if kind is KeyType.ED25519 else pair.ml_dsa)
+def _halves(pair: VerifyingPair) -> list[tuple[UUID, str, bytes]]:
+    """The id, type and bytes of each half of a signing pair."""
+    halves = ((KeyType.ED25519, pair.ed25519), (KeyType.ML_DSA_65, pair.ml_dsa))
+    return [(key_id(kind, raw), TYPE_NAMES[kind], raw) for kind, raw in halves]

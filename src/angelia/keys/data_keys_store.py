@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import record_of, statements
 
 SQL = statements(__file__, "data_keys.sql")
 
@@ -19,7 +19,7 @@ class WrappedKey:
 
     purpose: str
     key_id: UUID
-    wrapped: bytes = field(repr=False)
+    wrapped_key: bytes = field(repr=False)
     master_key_id: str
 
 
@@ -36,16 +36,16 @@ async def lock_master_key(tx: Tx) -> None:
 async def active(tx: Tx, purpose: str) -> tuple[WrappedKey, str | None] | None:
     """The active key of a purpose, and the id of the present transaction, if it has one."""
     row = await tx.fetchrow(SQL["active"], purpose)
-    return None if row is None else (_key(row), row["xid"])
+    return None if row is None else (record_of(WrappedKey, row), row["xid"])
 
 
 async def by_id(tx: Tx, key_id: UUID) -> WrappedKey | None:
     row = await tx.fetchrow(SQL["by_id"], key_id)
-    return None if row is None else _key(row)
+    return None if row is None else record_of(WrappedKey, row)
 
 
 async def all_keys(tx: Tx) -> list[WrappedKey]:
-    return [_key(row) for row in await tx.fetch(SQL["all"])]
+    return [record_of(WrappedKey, row) for row in await tx.fetch(SQL["all"])]
 
 
 async def master_keys(tx: Tx) -> set[str]:
@@ -56,13 +56,9 @@ async def master_keys(tx: Tx) -> set[str]:
 async def add(tx: Tx, key: WrappedKey, now: datetime) -> str:
     """Makes a key the active one of its purpose. Returns the id of the present transaction."""
     await tx.execute(SQL["retire"], key.purpose)
-    made_by: str = await tx.fetchval(SQL["add"], key.purpose, key.key_id, key.wrapped, key.master_key_id, now)
+    made_by: str = await tx.fetchval(SQL["add"], key.purpose, key.key_id, key.wrapped_key, key.master_key_id, now)
     return made_by
 
 
 async def rewrap(tx: Tx, keys: Sequence[WrappedKey], wrapped: Sequence[bytes], master_key_id: str) -> None:
     await tx.execute(SQL["rewrap"], [key.key_id for key in keys], wrapped, master_key_id)
-
-
-def _key(row: Row) -> WrappedKey:
-    return WrappedKey(row["purpose"], row["key_id"], row["wrapped_key"], row["master_key_id"])

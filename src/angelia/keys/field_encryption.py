@@ -55,9 +55,8 @@ class Fields:
         self._provider = provider
         self._ciphers: dict[bytes, AESGCM] = {}
         self._active: dict[str, _Active] = {}
-        self._made: dict[
-            bytes, str
-        ] = {}  # data keys made here, with the transaction that made them and may still roll back
+        # The data keys made here, with the transaction that made each, which may still roll back.
+        self._made: dict[bytes, str] = {}
 
     async def encrypt(self, tx: Tx, purpose: str, place: FieldPlace, plaintext: bytes, now: datetime) -> bytes:
         """Returns data key id, nonce, ciphertext and tag. Makes the purpose's first data key in this transaction."""
@@ -71,7 +70,12 @@ class Fields:
         """Returns the plaintext of a field. Raises CorruptRecord if the ciphertext is damaged or of another field."""
         if len(sealed) < _HEAD_BYTES + TAG_BYTES:
             raise CorruptRecord
-        cipher = self._ciphers.get(sealed[:_ID_BYTES]) or await self._look_up(tx, sealed[:_ID_BYTES])
+        cipher = self._ciphers.get(sealed[:_ID_BYTES])
+        if cipher is None:
+            key = await store.by_id(tx, UUID(bytes=sealed[:_ID_BYTES]))
+            if key is None:
+                raise CorruptRecord
+            cipher = self._unwrapped(key)
         try:
             return cipher.decrypt(sealed[_ID_BYTES:_HEAD_BYTES], sealed[_HEAD_BYTES:], place.bound())
         except InvalidTag:
@@ -91,9 +95,8 @@ class Fields:
         found = await store.active(tx, purpose)
         if found is None:
             await store.lock(tx)
-            found = await store.active(
-                tx, purpose
-            )  # of two transactions that race here, the second finds the key of the first
+            # Of two transactions that race here, the second finds the key of the first.
+            found = await store.active(tx, purpose)
         if found is None:
             await self._make(tx, purpose, now)
             found = await store.active(tx, purpose)
@@ -106,12 +109,6 @@ class Fields:
             self._made.pop(active.key_id, None)
             self._active[purpose] = active
         return active
-
-    async def _look_up(self, tx: Tx, key_id: bytes) -> AESGCM:
-        key = await store.by_id(tx, UUID(bytes=key_id))
-        if key is None:
-            raise CorruptRecord
-        return self._unwrapped(key)
 
     async def _make(self, tx: Tx, purpose: str, now: datetime) -> UUID:
         ours = self._provider.master_key_id()
@@ -186,7 +183,7 @@ def _unwrap_at_start(provider: KeyProvider, key: WrappedKey) -> bytes:
 
 
 def _unwrap(provider: KeyProvider, key: WrappedKey) -> bytes:
-    return provider.unwrap(key.wrapped, _context(key.purpose, key.key_id))
+    return provider.unwrap(key.wrapped_key, _context(key.purpose, key.key_id))
 
 
 def _context(purpose: str, key_id: UUID) -> bytes:

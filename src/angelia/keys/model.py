@@ -16,7 +16,7 @@ from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair
-from angelia.envelope.times import SKEW, unix_ms
+from angelia.envelope.times import SKEW
 from angelia.envelope.wire import Suite
 
 GRACE = timedelta(seconds=604_800)
@@ -37,7 +37,7 @@ TYPE_NAMES = {
     KeyType.XWING: "xwing",
 }
 KEM_TYPES = {Suite.ML_KEM: "ml_kem_768", Suite.XWING: "xwing"}
-_KEM_KINDS = {"ml_kem_768": KeyType.ML_KEM_768, "xwing": KeyType.XWING}
+_KEM_KINDS = {TYPE_NAMES[kind]: kind for kind in (KeyType.ML_KEM_768, KeyType.XWING)}
 
 
 class KeyStatus(StrEnum):
@@ -112,19 +112,6 @@ class KeyRecord:
         return self.rotated_at is None or created_at <= self.rotated_at + SKEW
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRecord:
-    """A public key to add; it becomes active."""
-
-    key_id: UUID
-    key_type: str
-    usage: str
-    public_key: bytes = field(repr=False)
-    created_at: datetime
-    expires_at: datetime | None = None
-    signer_id: UUID | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class KeyChange:
     """A key that was replaced, and the key that replaced it, if any."""
@@ -132,18 +119,6 @@ class KeyChange:
     key_type: str
     old: UUID
     new: UUID | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneTimeRow:
-    """A one-time key as the ledger has it."""
-
-    key_id: UUID
-    key_type: str
-    public_key: bytes = field(repr=False)
-    signature_ed25519: bytes = field(repr=False)
-    signature_ml_dsa: bytes = field(repr=False)
-    created_at: datetime
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,22 +132,6 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotationSchedule:
-    """How often an agent wants new keys for a peer, as the ledger has it: with its earlier keys encrypted."""
-
-    session_id: UUID
-    agent: str
-    peer: str
-    policy: RotationPolicy
-    current_key_id: UUID
-    current_key_version: int
-    last_rotated_at: datetime
-    next_rotation_at: datetime | None
-    due_since: datetime | None
-    sealed_grace_keys: bytes | None = field(repr=False)
-
-
 class GraceKey(msgspec.Struct, frozen=True):
     """An earlier key of a schedule, and until when it still opens messages that were sealed to it."""
 
@@ -180,8 +139,8 @@ class GraceKey(msgspec.Struct, frozen=True):
     expires_at: datetime
 
 
-class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A rotation schedule as its agent sees it. `due_since` is set while a rotation is asked for."""
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
+    """How often an agent wants new keys for a peer. `due_since` is set while a rotation is asked for."""
 
     session_id: UUID
     peer: str
@@ -191,6 +150,18 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_rotated_at: datetime
     next_rotation_at: datetime | None
     due_since: datetime | None
+
+
+class RotationSchedule(ScheduleState, frozen=True, kw_only=True):
+    """A rotation schedule as the ledger has it: with its earlier keys encrypted."""
+
+    agent: str
+    sealed_grace_keys: bytes | None
+
+
+class ScheduleRecord(ScheduleState, frozen=True, kw_only=True):
+    """A rotation schedule as its agent sees it. `due_since` is set while a rotation is asked for."""
+
     grace_period_keys: list[GraceKey]
 
 
@@ -271,23 +242,6 @@ class BundleAnswer(Document, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     revoked: list[UUID] = []
     one_time: bool | None = None
     one_time_key: OneTimeKeyDocument | None = None
-
-
-def one_time_answer(answer: BundleAnswer, taken: OneTimeRow | None) -> BundleAnswer:
-    """The answer to a request for a one-time key; `taken` is None if there was none to give."""
-    if taken is None:
-        return msgspec.structs.replace(answer, one_time=False)
-    document = OneTimeKeyDocument(
-        agent_nhi=answer.bundle.agent_nhi,
-        signer_id=answer.bundle.signer.signer_id,
-        key_id=taken.key_id,
-        key_type=taken.key_type,
-        created_at=unix_ms(taken.created_at),
-        public_key=to_text(taken.public_key),
-        signature_ed25519=to_text(taken.signature_ed25519),
-        signature_ml_dsa=to_text(taken.signature_ml_dsa),
-    )
-    return msgspec.structs.replace(answer, one_time=True, one_time_key=document)
 
 
 def bundle_document(bundle: Bundle) -> BundleDocument:
@@ -392,7 +346,7 @@ def link_document(link: Link) -> LinkDocument:
     return LinkDocument(bundle=bundle_document(link.bundle), rotation_statement=statement)
 
 
-def parse_link(document: LinkDocument) -> Link:
+def parse_link(document: LinkDocument | BundleAnswer) -> Link:
     statement = None if document.rotation_statement is None else parse_rotation(document.rotation_statement)
     return Link(parse_bundle(document.bundle), statement)
 

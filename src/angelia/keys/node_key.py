@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
@@ -25,22 +23,10 @@ log = structlog.get_logger(__name__)
 class NodeIdentity:
     """The public half of the node key; web processes have only this."""
 
-    def __init__(self, public_key: bytes, memory: Path) -> None:
-        self._public_key = public_key
-        self._memory = memory
-        self._key_id = key_id(KeyType.ED25519, public_key)
-
-    @classmethod
-    def of(cls, public_key: bytes, data_dir: Path) -> NodeIdentity:
-        return cls(public_key, data_dir / _MEMORY)
-
-    @property
-    def public_key(self) -> bytes:
-        return self._public_key
-
-    @property
-    def key_id(self) -> UUID:
-        return self._key_id
+    def __init__(self, public_key: bytes, data_dir: Path) -> None:
+        self.public_key = public_key
+        self.key_id = key_id(KeyType.ED25519, public_key)
+        self._memory = data_dir / _MEMORY
 
     def signed(self) -> SignedEntry | None:
         """The last entry of the audit chain that this node signed. Read each time: another process signs."""
@@ -58,8 +44,8 @@ class NodeIdentity:
 class NodeKey(NodeIdentity):
     """Signs audit checkpoints, and remembers the last one in a file beside the key."""
 
-    def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
-        super().__init__(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), memory)
+    def __init__(self, key: Ed25519PrivateKey, data_dir: Path) -> None:
+        super().__init__(key.public_key().public_bytes_raw(), data_dir)
         self._key = key
         self._full = False
 
@@ -109,11 +95,11 @@ def load_or_make(path: Path) -> NodeKey:
         seed = read_private(path, 33)
     except FileNotFoundError:
         key = Ed25519PrivateKey.generate()
-        write_private(path, key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()))
+        write_private(path, key.private_bytes_raw())
     else:
         if len(seed) != 32:
             raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
         key = Ed25519PrivateKey.from_private_bytes(seed)
-    node = NodeKey(key, path.with_name(_MEMORY))
+    node = NodeKey(key, path.parent)
     node.signed()  # raises at the start if the file beside the key is damaged
     return node

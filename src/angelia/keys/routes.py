@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
-from angelia.api import Answer, Call, PageQuery, Role, Route, cursor_after, parse_cursor, uuid_of
-from angelia.envelope.bundles import Link, OneTimeKey
+from angelia.api import AgentRow, Answer, Call, PageQuery, Role, Route, cursor_after, parse_cursor, uuid_of
+from angelia.envelope.bundles import OneTimeKey
 from angelia.envelope.json_form import strict_object
 from angelia.errors import Denied, InvalidArgument
 from angelia.keys import api
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import (
-    BundleDocument,
     LinkDocument,
     OneTimeKeyDocument,
     Reason,
@@ -23,8 +23,8 @@ from angelia.keys.model import (
     parse_one_time_key,
 )
 from angelia.keys.node_key import NodeIdentity
-from angelia.keys.schedules import ScheduleOwner, Schedules
-from angelia.keys.service import Keys, PublishedBundle
+from angelia.keys.schedules import Schedules
+from angelia.keys.service import Keys
 
 T = TypeVar("T")
 
@@ -41,29 +41,34 @@ def routes(keys: Keys, schedules: Schedules, node: NodeIdentity) -> list[Route]:
 
 
 def _bundle_routes(keys: Keys) -> list[Route]:
+    async def accept(
+        agent: AgentRow,
+        body: api.BundleBody,
+        statement: RotationDocument | None,
+        now: datetime,
+        reason: Reason | None = None,
+        emergency: Emergency | None = None,
+    ) -> Answer:
+        link = parse_link(LinkDocument(bundle=body.bundle, rotation_statement=statement))
+        done = await keys.accept(agent, link, _one_time(body.one_time_keys), now, reason, emergency)
+        answer = api.PublicationAnswer(done.bundle_hash.hex(), done.bundle_version, done.one_time_keys)
+        return Answer(201 if done.new else 200, answer)
+
     async def publish(call: Call) -> Answer:
-        body = _body(call, api.BundleBody)
-        link, one_time = _link(body.bundle, None), _one_time(body.one_time_keys)
-        return _published(await keys.accept(call.agent, link, one_time, call.now))
+        return await accept(call.agent, _body(call, api.BundleBody), None, call.now)
 
     async def rotate(call: Call) -> Answer:
         body = _body(call, api.RotationBody)
         if body.reason is Reason.EMERGENCY:
             raise InvalidArgument("an emergency has a path of its own", hint="POST /v1/keys/emergency-rotate")
-        link, one_time = _link(body.bundle, body.rotation_statement), _one_time(body.one_time_keys)
-        return _published(await keys.accept(call.agent, link, one_time, call.now, body.reason))
+        return await accept(call.agent, body, body.rotation_statement, call.now, body.reason)
 
     async def emergency_rotate(call: Call) -> Answer:
         body = _body(call, api.EmergencyBody)
-        named = call.own_or_operator(
-            body.agent_nhi,
-            "only an operator rotates another agent's keys",
-            hint="angelia token create --role admin",
-        )
-        agent, operator = (call.agent, None) if named is None else (await keys.agent(named), call.caller.known_as)
+        refusal, hint = "only an operator rotates another agent's keys", "angelia token create --role admin"
+        agent, operator = await _concerned(keys, call, body.agent_nhi, refusal, hint)
         emergency = Emergency(body.reason, min(body.compromised_since or call.now, call.now), operator)
-        link, one_time = _link(body.bundle, body.rotation_statement), _one_time(body.one_time_keys)
-        return _published(await keys.accept(agent, link, one_time, call.now, Reason.EMERGENCY, emergency))
+        return await accept(agent, body, body.rotation_statement, call.now, Reason.EMERGENCY, emergency)
 
     async def fetch(call: Call) -> Answer:
         query, name = call.query(api.BundleQuery), call.path("agent")
@@ -115,30 +120,24 @@ def _bundle_routes(keys: Keys) -> list[Route]:
 
 
 def _schedule_routes(keys: Keys, schedules: Schedules) -> list[Route]:
-    async def owner(call: Call) -> ScheduleOwner:
-        """The caller, or the agent that an operator names."""
-        named = call.own_or_operator(
-            call.query(api.ScheduleOwnerQuery).agent,
-            "an agent's schedules are its own",
-            hint="an operator's token sets them for any agent",
-        )
-        if named is None:
-            return ScheduleOwner(call.agent)
-        return ScheduleOwner(await keys.agent(named), call.caller.known_as)
+    async def owner(call: Call) -> tuple[AgentRow, str | None]:
+        named = call.query(api.ScheduleOwnerQuery).agent
+        refusal, hint = "an agent's schedules are its own", "an operator's token sets them for any agent"
+        return await _concerned(keys, call, named, refusal, hint)
 
     async def list_schedules(call: Call) -> Answer:
-        whose, query = await owner(call), call.query(api.ScheduleQuery)
-        found = await schedules.of_agent(whose.agent, query.cursor, query.and_one_more, call.now)
+        (agent, _), query = await owner(call), call.query(api.ScheduleQuery)
+        found = await schedules.of_agent(agent, query.cursor, query.and_one_more, call.now)
         return Answer(body=api.ScheduleList(*query.cut(found, lambda one: one.peer)))
 
     async def put_schedule(call: Call) -> Answer:
         policy = _body(call, api.ScheduleBody).policy
-        whose = await owner(call)
-        return Answer(body=await schedules.put(whose.agent, call.path("peer"), policy, call.now, whose.operator))
+        agent, operator = await owner(call)
+        return Answer(body=await schedules.put(agent, call.path("peer"), policy, call.now, operator))
 
     async def remove_schedule(call: Call) -> Answer:
-        whose = await owner(call)
-        await schedules.remove(whose.agent, call.path("peer"), call.now, whose.operator)
+        agent, operator = await owner(call)
+        await schedules.remove(agent, call.path("peer"), call.now, operator)
         return Answer(204)
 
     async def report_rotation(call: Call) -> Answer:
@@ -163,23 +162,20 @@ def _node_route(node: NodeIdentity) -> Route:
     return Route(api.NODE, show)
 
 
+async def _concerned(keys: Keys, call: Call, named: str | None, refusal: str, hint: str) -> tuple[AgentRow, str | None]:
+    """The agent that a request is about, and the operator that acts for it: None if the agent itself is the caller."""
+    other = call.own_or_operator(named, refusal, hint)
+    return (call.agent, None) if other is None else (await keys.agent(other), call.caller.known_as)
+
+
 def _body(call: Call, kind: type[T]) -> T:
     """The body as a record. A member that stands twice is refused: what is signed must have one meaning."""
     strict_object(call.body)
     return call.json(kind)
 
 
-def _link(bundle: BundleDocument, statement: RotationDocument | None) -> Link:
-    return parse_link(LinkDocument(bundle=bundle, rotation_statement=statement))
-
-
 def _one_time(given: list[OneTimeKeyDocument]) -> list[OneTimeKey]:
     return [parse_one_time_key(one) for one in given]
-
-
-def _published(done: PublishedBundle) -> Answer:
-    answer = api.PublicationAnswer(done.bundle_hash.hex(), done.bundle_version, done.one_time_keys)
-    return Answer(201 if done.new else 200, answer)
 
 
 def _etag(version: _Version) -> str:

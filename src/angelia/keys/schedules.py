@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -15,7 +12,7 @@ from angelia import metrics
 from angelia.agents import service as agents_service
 from angelia.api import AgentRow
 from angelia.audit import service as audit
-from angelia.audit.model import Event
+from angelia.audit.model import Detail, Event
 from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
@@ -36,15 +33,6 @@ from angelia.stores.wake import Wake, encode_event, wake_topic
 PURPOSE = "grace_period_keys"
 _TICK_BATCH = 500
 _GRACE_KEYS = msgspec.json.Decoder(list[GraceKey])
-Detail: TypeAlias = dict[str, str | int | bool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleOwner:
-    """The agent whose schedules are meant, and the operator that acts for it, if any."""
-
-    agent: AgentRow
-    operator: str | None = None
 
 
 class Schedules:
@@ -74,7 +62,7 @@ class Schedules:
         async with self._ledger.transaction() as tx:
             mine, _ = await _active_key(tx, agent.handle), await _active_key(tx, other.handle)
             held = await schedules_store.put(tx, agent.handle, other.handle, uuid.uuid4(), mine, policy, now)
-            detail: Detail = {"session_id": str(held.session_id), "policy": policy.value}
+            detail = {"session_id": str(held.session_id), "policy": policy.value}
             await audit.record(tx, [_changed(agent, other.handle, operator, detail, now)])
             return await self._shown(tx, held, now)
 
@@ -84,7 +72,7 @@ class Schedules:
             removed = await schedules_store.remove(tx, agent.handle, named)
             if removed is None:
                 raise _none_with(peer)
-            detail: Detail = {"session_id": str(removed), "policy": None}
+            detail = {"session_id": str(removed), "policy": None}
             await audit.record(tx, [_changed(agent, named, operator, detail, now)])
 
     async def rotated(self, agent: AgentRow, peer: str, key_id: UUID, version: int, now: datetime) -> ScheduleRecord:
@@ -97,7 +85,10 @@ class Schedules:
             if (held.current_key_version, held.current_key_id) == (version, key_id):
                 return await self._shown(tx, held, now)  # a repeated report, whose first answer was lost
             if version != held.current_key_version + 1:
-                raise _version_conflict(held)
+                conflict = VersionConflict(f"the schedule is at version {held.current_key_version} already")
+                at, id_ = held.current_key_version, str(held.current_key_id)
+                conflict.members = {"current_key_version": at, "current_key_id": id_}
+                raise conflict
             if key_id == held.current_key_id:
                 raise InvalidArgument(f"{key_id} is the schedule's key already", hint="make a new key and rotate to it")
             record = (await store.records(tx, agent.handle, [key_id])).get(key_id)
@@ -106,16 +97,9 @@ class Schedules:
             present = (key_id, held.current_key_id)
             earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id not in present]
             grace = [*earlier, GraceKey(held.current_key_id, now + DESTROY_AFTER)][-MOST_GRACE_KEYS:]
-            place, content = _place(held), msgspec.json.encode(grace)
-            sealed = await self._fields.encrypt(tx, PURPOSE, place, content, now)
-            interval = held.policy.interval
-            following = None if interval is None else now + interval
-            changed = await schedules_store.rotated(tx, held, key_id, version, now, following, sealed)
-            detail: Detail = {
-                "session_id": str(held.session_id),
-                "key_id": str(key_id),
-                "version": version,
-            }
+            sealed = await self._fields.encrypt(tx, PURPOSE, _place(held), msgspec.json.encode(grace), now)
+            changed = await schedules_store.rotated(tx, held, key_id, version, now, sealed)
+            detail: Detail = {"session_id": str(held.session_id), "key_id": str(key_id), "version": version}
             event = audit.event("session_key_rotated", now, actor=agent.handle, object=named, detail=detail)
             await audit.record(tx, [event])
             return _record(changed, grace)
@@ -158,12 +142,12 @@ async def _handle(tx: Tx, peer: str) -> str:
 
 def _changed(agent: AgentRow, peer: str, operator: str | None, detail: Detail, now: datetime) -> Event:
     if operator is not None:
-        detail["agent_nhi"] = agent.handle
+        detail = {**detail, "agent_nhi": agent.handle}
     return audit.event("schedule_changed", now, actor=operator or agent.handle, object=peer, detail=detail)
 
 
 def _record(held: RotationSchedule, grace_keys: list[GraceKey]) -> ScheduleRecord:
-    return msgspec.convert({**dataclasses.asdict(held), "grace_period_keys": grace_keys}, ScheduleRecord)
+    return msgspec.convert({**msgspec.structs.asdict(held), "grace_period_keys": grace_keys}, ScheduleRecord)
 
 
 def _place(held: RotationSchedule) -> FieldPlace:
@@ -173,12 +157,3 @@ def _place(held: RotationSchedule) -> FieldPlace:
 def _none_with(peer: str) -> NotFound:
     named = peer[:MAX_HANDLE]
     return NotFound(f"there is no schedule with {named}", hint=f"PUT /v1/schedules/{named} makes one")
-
-
-def _version_conflict(held: RotationSchedule) -> VersionConflict:
-    error = VersionConflict(f"the schedule is at version {held.current_key_version} already")
-    error.members = {
-        "current_key_version": held.current_key_version,
-        "current_key_id": str(held.current_key_id),
-    }
-    return error

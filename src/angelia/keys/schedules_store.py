@@ -31,19 +31,11 @@ async def lock(tx: Tx, handle: str, peer: str) -> RotationSchedule | None:
 async def put(
     tx: Tx, handle: str, peer: str, session_id: UUID, key_id: UUID, policy: RotationPolicy, now: datetime
 ) -> RotationSchedule:
-    interval = policy.interval
-    row = await tx.fetchrow(
-        SQL["put"],
-        bucket_of(handle),
-        session_id,
-        handle,
-        peer,
-        key_id,
-        policy.value,
-        None if interval is None else int(interval.total_seconds()),
-        now,
-        None if interval is None else now + interval,
-    )
+    seconds, following = None, None
+    if policy.interval is not None:
+        seconds, following = int(policy.interval.total_seconds()), now + policy.interval
+    place = (bucket_of(handle), session_id, handle, peer)
+    row = await tx.fetchrow(SQL["put"], *place, key_id, policy.value, seconds, now, following)
     assert row is not None
     return _schedule(row)
 
@@ -54,15 +46,10 @@ async def remove(tx: Tx, handle: str, peer: str) -> UUID | None:
 
 
 async def rotated(
-    tx: Tx,
-    held: RotationSchedule,
-    key_id: UUID,
-    version: int,
-    now: datetime,
-    following: datetime | None,
-    grace_keys: bytes,
+    tx: Tx, held: RotationSchedule, key_id: UUID, version: int, now: datetime, grace_keys: bytes
 ) -> RotationSchedule:
-    place = (bucket_of(held.agent), held.agent, held.peer)
+    place, interval = (bucket_of(held.agent), held.agent, held.peer), held.policy.interval
+    following = None if interval is None else now + interval
     row = await tx.fetchrow(SQL["rotated"], *place, key_id, version, now, following, grace_keys)
     assert row is not None, "the caller has locked it"
     return _schedule(row)

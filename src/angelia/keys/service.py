@@ -32,21 +32,17 @@ from angelia.keys.model import (
     MOST_ONE_TIME,
     ONE_TIME_A_PAIR,
     ONE_TIME_ALERT,
-    ONE_TIME_BATCH,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
     ONE_TIME_WINDOW,
-    TYPE_NAMES,
     BundleAnswer,
     KeyChange,
     KeyRecord,
     KeyStatus,
     LinkDocument,
-    OneTimeRow,
     Reason,
     Rotation,
     link_document,
-    one_time_answer,
     parse_bundle,
 )
 from angelia.keys.store import HotBundles, NewestBundle
@@ -111,9 +107,7 @@ class Keys:
                     await step.first(tx)
                 else:
                     await step.after(tx, parse_bundle(newest.link.bundle))
-                issued, expires = moment(bundle.issued_at), moment(bundle.expires_at)
-                document = link_document(link)
-                await store.add_bundle(tx, document, bundle.hash, bundle.prev_bundle_hash, issued, expires, now)
+                await store.add_bundle(tx, bundle, link_document(link), now)
                 await _add_one_time(tx, bundle, one_time, now)
                 if emergency is not None:
                     await schedules_store.make_all_due(tx, present.handle, now)
@@ -158,12 +152,12 @@ class Keys:
     async def add_one_time_keys(self, agent: AgentRow, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
         """Adds one-time keys of an agent. Returns how many are new, and how many unused ones there are."""
         async with self._ledger.reading() as tx:
-            bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
+            bundle = parse_bundle((await _newest(tx, agent.handle)).link.bundle)
         # Checking a hundred takes a while, so no lock is held; that the pair is still the same is checked below.
         await asyncio.to_thread(_check_one_time, bundle.signer, keys)
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
-            bundle = parse_bundle(_known(await store.newest(tx, present.handle), present.handle).link.bundle)
+            bundle = parse_bundle((await _newest(tx, present.handle)).link.bundle)
             for one in keys:
                 _check_owner(one, bundle)
             added = await _add_one_time(tx, bundle, keys, now)
@@ -174,20 +168,17 @@ class Keys:
             return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
 
     async def agent(self, name: str) -> AgentRow:
-        """The agent of a handle or id, for an operator who acts for it."""
+        """The agent of a handle or id, for an operator that acts for it."""
         return await self._agents.named(name)
 
     async def bundle(self, name: str, reader: AgentRow | None, now: datetime) -> bytes:
         """The JSON of an agent's newest bundle: the hot tier's copy, which is made from the ledger if it is missing."""
         agent = await self.readable(name, reader, now)
-        try:
-            held = await self._hot.get(agent.handle)
-        except Unavailable:
-            held = None  # the ledger has it too
-        if held is not None:
-            return held
+        with contextlib.suppress(Unavailable):  # the ledger has it too
+            if (held := await self._hot.get(agent.handle)) is not None:
+                return held
         async with self._ledger.reading() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            newest = await _newest(tx, agent.handle)
             answer = msgspec.json.encode(await answer_of(tx, newest))
         with contextlib.suppress(Unavailable):
             await self._hot.put(agent.handle, newest.stamp, answer)
@@ -197,21 +188,15 @@ class Keys:
         """The newest bundle and a one-time key; without a key if none is left, or if the requester had its share."""
         agent = await self.readable(name, requester, now)
         async with self._ledger.transaction() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
-            bundle = newest.link.bundle
-            taken = None
-            since = now - ONE_TIME_WINDOW
-            if await store.issued_to_since(tx, agent.handle, requester.handle, since) < ONE_TIME_A_PAIR:
+            newest = await _newest(tx, agent.handle)
+            taken, suites = None, newest.link.bundle.suites
+            made_after, signer_id = now - ONE_TIME_LIFE, newest.link.bundle.signer.signer_id
+            had = await store.issued_to_since(tx, agent.handle, requester.handle, now - ONE_TIME_WINDOW)
+            if had < ONE_TIME_A_PAIR:
+                kinds = [name for suite, name in KEM_TYPES.items() if suites & suite.bit]
                 taken = await store.take_one_time(
-                    tx,
-                    agent.handle,
-                    requester.handle,
-                    now,
-                    made_after=now - ONE_TIME_LIFE,
-                    signer_id=bundle.signer.signer_id,
-                    key_types=[name for suite, name in KEM_TYPES.items() if bundle.suites & suite.bit],
+                    tx, agent.handle, requester.handle, now, made_after=made_after, signer_id=signer_id, key_types=kinds
                 )
-            made_after, signer_id = now - ONE_TIME_LIFE, bundle.signer.signer_id
             left = await store.free_one_time(tx, agent.handle, made_after, signer_id, ONE_TIME_ALERT)
             if taken and not left:
                 event = audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)
@@ -220,7 +205,7 @@ class Keys:
         if left < ONE_TIME_ALERT:
             metrics.ONE_TIME_KEYS_LOW.inc()
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
-        return one_time_answer(answer, taken)
+        return msgspec.structs.replace(answer, one_time=taken is not None, one_time_key=taken)
 
     async def links_since(
         self, name: str, version: int, reader: AgentRow | None, now: datetime
@@ -228,7 +213,7 @@ class Keys:
         """A page of the bundles after a version, whether there are more, and the revoked keys of the newest."""
         agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            newest = await _newest(tx, agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
             revoked = (await answer_of(tx, newest)).revoked
         return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE, revoked
@@ -245,12 +230,10 @@ class Keys:
         """One tick: retires keys whose grace is over. Returns whether more wait."""
         async with self._ledger.transaction() as tx:
             ended = await store.end_grace(tx, now - DESTROY_AFTER, _TICK_BATCH)
-            events = [
-                audit.event(
-                    "key_retired", now, actor="angelia", object=nhi, detail={"key_id": str(id_), "key_type": kind}
-                )
-                for nhi, id_, kind in ended
-            ]
+            events = []
+            for handle, id_, kind in ended:
+                detail = {"key_id": str(id_), "key_type": kind}
+                events.append(audit.event("key_retired", now, actor="angelia", object=handle, detail=detail))
             await audit.record(tx, events)
         return len(ended) == _TICK_BATCH
 
@@ -302,9 +285,9 @@ class Keys:
             return await store.revoked_since(tx, at, after, limit)
 
     async def readable(self, name: str, reader: AgentRow | None, now: datetime) -> AgentRow:
-        """The agent of a name, if the rules let the reader read its keys. None is an operator, who always may.
+        """The agent of a name, if the rules let the reader read its keys. None is an operator, which always may.
 
-        A reader who may not read a name's keys does not learn either whether there is such an agent."""
+        A reader that may not read a name's keys does not learn either whether there is such an agent."""
         wish: Wish | None = None
         async with self._ledger.reading() as tx:
             agent = await agents_service.find(tx, name)
@@ -317,9 +300,7 @@ class Keys:
                         raise policy_service.denial(dataclasses.replace(asked, object=name[:MAX_HANDLE]))
                     agent, wish = None, asked
         if wish is not None:
-            [too_often] = await self._policy.spend([wish], now)
-            if too_often is not None:
-                raise too_often
+            await self._policy.spend(wish, now)
         if agent is None:
             raise agents_service.no_such_agent(name)
         return agent
@@ -343,7 +324,7 @@ class Keys:
     async def _invalidate(self, tx: Tx, handle: str) -> None:
         """Invalidates the hot tier's copy before the commit, so that a crash after the commit leaves no old copy. An
         empty copy with the new stamp keeps out readers that still see the old bundle; later readers fill it."""
-        newest = _known(await store.newest(tx, handle), handle)
+        newest = await _newest(tx, handle)
         try:
             await self._hot.put(handle, newest.stamp, b"")
         except Unavailable:
@@ -365,8 +346,6 @@ def _check_owner(one: OneTimeKey, bundle: Bundle) -> None:
 
 
 def _check_one_time(signer: VerifyingPair, keys: Sequence[OneTimeKey]) -> None:
-    if len(keys) > ONE_TIME_BATCH:
-        raise InvalidArgument(f"at most {ONE_TIME_BATCH} one-time keys at a time")
     for one in keys:
         check_one_time_key(one, signer)
 
@@ -377,20 +356,9 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
     for one in keys:
         if abs(moment(one.created_at) - now) > SKEW:
             raise InvalidArgument("a one-time key is made when it is uploaded: its created_at is not now")
-    rows = [
-        OneTimeRow(
-            key_id=one.key.key_id,
-            key_type=TYPE_NAMES[one.key.kind],
-            public_key=one.key.raw,
-            signature_ed25519=one.signatures.ed25519,
-            signature_ml_dsa=one.signatures.ml_dsa,
-            created_at=moment(one.created_at),
-        )
-        for one in keys
-    ]
-    if await store.records(tx, bundle.agent_nhi, [row.key_id for row in rows]):
+    if await store.records(tx, bundle.agent_nhi, [one.key.key_id for one in keys]):
         raise Conflict("a one-time key is also a key of the bundle", hint="make new keys for one-time use")
-    added = await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, rows)
+    added = await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, keys)
     if await store.count_one_time(tx, bundle.agent_nhi, now - ONE_TIME_LIFE) > MOST_ONE_TIME:
         raise Conflict(f"an agent has at most {MOST_ONE_TIME} unused one-time keys")
     return added
@@ -410,7 +378,8 @@ async def answer_of(tx: Tx, newest: NewestBundle) -> BundleAnswer:
     )
 
 
-def _known(newest: NewestBundle | None, handle: str) -> NewestBundle:
+async def _newest(tx: Tx, handle: str) -> NewestBundle:
+    newest = await store.newest(tx, handle)
     if newest is None:
         raise no_bundle(handle)
     return newest

@@ -11,16 +11,11 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.envelope.bundles import Bundle, OneTimeKey
 from angelia.envelope.ids import hot_tag
-from angelia.keys.model import (
-    CACHE,
-    KeyChange,
-    KeyRecord,
-    LinkDocument,
-    NewRecord,
-    OneTimeRow,
-    Rotation,
-)
+from angelia.envelope.json_form import to_text
+from angelia.envelope.times import moment, unix_ms
+from angelia.keys.model import CACHE, TYPE_NAMES, KeyChange, KeyRecord, LinkDocument, OneTimeKeyDocument, Rotation
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
 from angelia.stores.valkey import HotTier, Script
@@ -28,10 +23,7 @@ from angelia.stores.valkey import HotTier, Script
 SQL = statements(__file__)
 _PUT = Script.read(__file__, "bundle_put.lua")
 _GET = Script.read(__file__, "bundle_get.lua")
-
-
 _NEW_KEY = attrgetter("key_id", "key_type", "usage", "public_key", "created_at", "expires_at", "signer_id")
-_ONE_TIME = attrgetter("key_id", "key_type", "public_key", "signature_ed25519", "signature_ml_dsa", "created_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +44,11 @@ async def links_since(tx: Tx, agent_nhi: str, version: int, limit: int) -> list[
     return [_link(row) for row in await tx.fetch(SQL["since"], agent_nhi, version, limit)]
 
 
-async def add_bundle(
-    tx: Tx, link: LinkDocument, bundle_hash: bytes, prev_hash: bytes, issued: datetime, expires: datetime, now: datetime
-) -> None:
-    bundle, statement = link.bundle, link.rotation_statement
-    await tx.execute(
-        SQL["add_bundle"],
-        bundle.agent_nhi,
-        bundle.bundle_version,
-        bundle_hash,
-        prev_hash,
-        issued,
-        expires,
-        now,
-        bundle.suites,
-        bundle,
-        statement,
-    )
+async def add_bundle(tx: Tx, bundle: Bundle, document: LinkDocument, now: datetime) -> None:
+    """Adds a bundle; `document` is its JSON form, with the statement about a new signing pair."""
+    place = (bundle.agent_nhi, bundle.bundle_version, bundle.hash, bundle.prev_bundle_hash)
+    times = (moment(bundle.issued_at), moment(bundle.expires_at), now)
+    await tx.execute(SQL["add_bundle"], *place, *times, bundle.suites, document.bundle, document.rotation_statement)
 
 
 async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
@@ -111,7 +91,8 @@ async def changed_since(tx: Tx, at: datetime, after: str, limit: int) -> list[st
     return [row["agent_nhi"] for row in await tx.fetch(SQL["changed_since"], at, after, limit)]
 
 
-async def add_records(tx: Tx, agent_nhi: str, new: Sequence[NewRecord]) -> None:
+async def add_records(tx: Tx, agent_nhi: str, new: Sequence[KeyRecord]) -> None:
+    """Adds active keys of an agent."""
     await tx.execute(SQL["add_records"], agent_nhi, *columns([_NEW_KEY(one) for one in new], 7))
 
 
@@ -161,9 +142,13 @@ async def rotations(tx: Tx, agent_nhi: str, before: tuple[datetime, UUID] | None
     return [Rotation(**row) for row in await tx.fetch(SQL["rotations"], agent_nhi, at, id_, limit)]
 
 
-async def add_one_time(tx: Tx, agent_nhi: str, signer_id: UUID, keys: Sequence[OneTimeRow]) -> int:
+async def add_one_time(tx: Tx, agent_nhi: str, signer_id: UUID, keys: Sequence[OneTimeKey]) -> int:
     """Adds one-time keys. Returns how many are new."""
-    return len(await tx.fetch(SQL["add_one_time"], agent_nhi, signer_id, *columns([_ONE_TIME(one) for one in keys], 6)))
+    rows = []
+    for one in keys:
+        key, by = one.key, one.signatures
+        rows.append((key.key_id, TYPE_NAMES[key.kind], key.raw, by.ed25519, by.ml_dsa, moment(one.created_at)))
+    return len(await tx.fetch(SQL["add_one_time"], agent_nhi, signer_id, *columns(rows, 6)))
 
 
 async def any_one_time_among(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID]) -> bool:
@@ -200,9 +185,21 @@ async def take_one_time(
     made_after: datetime,
     signer_id: UUID,
     key_types: Sequence[str],
-) -> OneTimeRow | None:
+) -> OneTimeKeyDocument | None:
+    """Issues a one-time key that the signing pair signed to a requester; None if there is none."""
     row = await tx.fetchrow(SQL["take_one_time"], agent_nhi, requester, now, made_after, signer_id, key_types)
-    return None if row is None else OneTimeRow(**row)
+    if row is None:
+        return None
+    return OneTimeKeyDocument(
+        agent_nhi=agent_nhi,
+        signer_id=signer_id,
+        key_id=row["key_id"],
+        key_type=row["key_type"],
+        created_at=unix_ms(row["created_at"]),
+        public_key=to_text(row["public_key"]),
+        signature_ed25519=to_text(row["signature_ed25519"]),
+        signature_ml_dsa=to_text(row["signature_ml_dsa"]),
+    )
 
 
 async def drop_free_one_time(tx: Tx, agent_nhi: str) -> None:

@@ -15,9 +15,10 @@ from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import Failures
 from angelia.audit.model import Detail, Event
-from angelia.envelope.receipts import Receipt, ReceiptDocument
+from angelia.envelope.receipts import Receipt
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.api import AckItem, NackItem
 from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
@@ -30,7 +31,7 @@ from angelia.mail.model import (
     EnvelopeState,
     Lease,
     LeaseToken,
-    ReceiptRow,
+    ReceiptRecord,
     back_off,
     status_of,
 )
@@ -42,27 +43,6 @@ from angelia.stores.ledger import Ledger, StatementError, Tx
 
 _BURIAL = timedelta(seconds=30)  # how long a message is held back while it becomes a dead letter
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """That a recipient has a message; the receipt that may come along is not checked yet."""
-
-    replay_key: bytes
-    token: LeaseToken
-    receipt: ReceiptDocument | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Nack:
-    """That a recipient could not take a message. One that is not counted is no attempt: it only holds the message back
-    for a while, and never makes a dead letter."""
-
-    replay_key: bytes
-    token: LeaseToken
-    reason: str = ""
-    retry_after: timedelta | None = None
-    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +65,15 @@ class _CheckedAck:
     """An ack with all that its transaction needs."""
 
     recipient: str
-    ack: Ack
+    replay_key: bytes
+    token: LeaseToken
     receipt: Receipt | None
     lease: Lease | None
     at: datetime
 
     @property
     def message(self) -> tuple[str, bytes]:
-        return self.recipient, self.ack.replay_key
+        return self.recipient, self.replay_key
 
     @property
     def status(self) -> DeliveryStatus:
@@ -118,53 +99,56 @@ class Acknowledgements:
         await self._commits.close()
 
     async def acknowledge(
-        self, agent: AgentRow, acks: Sequence[Ack], now: datetime
+        self, agent: AgentRow, acks: Sequence[AckItem], now: datetime
     ) -> list[Acknowledged | AngeliaError | None]:
         """Ends messages: each is gone from the ledger when this returns, and its receipt says so. Returns one outcome
         each, None for a message that was acknowledged before.
 
         Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
+        keys, tokens = [ack.key for ack in acks], [ack.token for ack in acks]  # if one cannot be read, none is ended
         receipts = await checked_receipts(self._ledger, self._failures, agent, [ack.receipt for ack in acks], now)
-        leases = await self._leases(agent, [ack.token.mref for ack in acks])
-        outcomes = await asyncio.gather(
-            *(
-                self._acknowledge(agent, ack, receipt, lease, now)
-                for ack, receipt, lease in zip(acks, receipts, leases, strict=True)
-            )
-        )
+        leases = await self._leases(agent, [token.mref for token in tokens])
+        checked = zip(keys, tokens, receipts, leases, strict=True)
+        outcomes = await asyncio.gather(*(self._acknowledge(agent, *one, now) for one in checked))
         if done := [one for one in outcomes if isinstance(one, Acknowledged)]:
             events = [delivery_event(one.row, one.status, now) for one in done]
             with contextlib.suppress(Unavailable):  # what is left in the index falls out at its next claim
                 await self._hot.remove(agent.handle, [one.row.mref for one in done], events)
         return outcomes
 
-    async def nack(self, agent: AgentRow, nacks: Sequence[Nack], now: datetime) -> list[Nacked | AngeliaError]:
+    async def nack(self, agent: AgentRow, nacks: Sequence[NackItem], now: datetime) -> list[Nacked | AngeliaError]:
         """Gives messages back: after a while they are delivered again, after five attempts they are dead letters.
         Returns one outcome each."""
-        mrefs = [nack.token.mref for nack in nacks]
+        keys, mrefs = [nack.key for nack in nacks], [nack.token.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
         async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, mrefs, [], now)
         outcomes: list[Nacked | AngeliaError] = []
-        for nack, lease in zip(nacks, leases, strict=True):
+        for nack, key, mref, lease in zip(nacks, keys, mrefs, leases, strict=True):
             try:
-                outcomes.append(await self._nack(agent, nack, rows.get(nack.token.mref), lease, now))
+                outcomes.append(await self._nack(agent, nack, key, rows.get(mref), lease, now))
             except AngeliaError as error:
                 outcomes.append(error)
         return outcomes
 
     async def _acknowledge(
-        self, agent: AgentRow, ack: Ack, receipt: Receipt | AngeliaError | None, lease: Lease | None, now: datetime
+        self,
+        agent: AgentRow,
+        key: bytes,
+        token: LeaseToken,
+        receipt: Receipt | AngeliaError | None,
+        lease: Lease | None,
+        now: datetime,
     ) -> Acknowledged | AngeliaError | None:
         if isinstance(receipt, AngeliaError):
             return receipt
-        if receipt is not None and receipt.replay_key != ack.replay_key.hex():
+        if receipt is not None and receipt.replay_key != key.hex():
             return InvalidArgument("the receipt is of another message")
-        if lease is not None and lease.held_by_other(ack.token.secret, now):
+        if lease is not None and lease.held_by_other(token.secret, now):
             return LeaseLost(
                 "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
             )
-        checked = _CheckedAck(agent.handle, ack, receipt, lease, now)
+        checked = _CheckedAck(agent.handle, key, token, receipt, lease, now)
         try:
             done = await self._commits.submit(checked)
         except AngeliaError as error:
@@ -178,30 +162,30 @@ class Acknowledgements:
         return done
 
     async def _nack(
-        self, agent: AgentRow, nack: Nack, row: EnvelopeRow | None, lease: Lease | None, now: datetime
+        self, agent: AgentRow, nack: NackItem, key: bytes, row: EnvelopeRow | None, lease: Lease | None, now: datetime
     ) -> Nacked:
         if row is None:
             raise NotFound("there is no such message for you", hint="it was settled, or its time was over")
-        if row.replay_key != nack.replay_key:
+        if row.replay_key != key:
             raise LeaseLost("the lease token is another message's")
         if lease is None or not lease.held_by(nack.token.secret):
             raise _lease_over()
         if nack.counted and lease.attempts >= ATTEMPTS:
             await self._bury(agent, nack, lease, now)
             return Nacked(None)
-        retry_at = now + (back_off(lease.attempts) if nack.retry_after is None else nack.retry_after)
-        if not await self._hot.put_back(agent.handle, [nack.token], retry_at, uncounted=not nack.counted, given=True):
+        wait = back_off(lease.attempts) if nack.retry_after is None else timedelta(seconds=nack.retry_after)
+        if not await self._hot.put_back(agent.handle, [nack.token], now + wait, uncounted=not nack.counted, given=True):
             raise _lease_over()
-        return Nacked(retry_at)
+        return Nacked(now + wait)
 
-    async def _bury(self, agent: AgentRow, nack: Nack, lease: Lease, now: datetime) -> None:
+    async def _bury(self, agent: AgentRow, nack: NackItem, lease: Lease, now: datetime) -> None:
         """Makes a dead letter of a message. Its lease ends first, so that of several nacks only one does it; a crash
         before the commit leaves the message in the queue."""
         reason = nack.reason or "given back too often"
         if not await self._hot.put_back(agent.handle, [nack.token], now + _BURIAL):
             raise _lease_over()
         async with self._ledger.transaction() as tx:
-            row = await store.lock_one(tx, agent.handle, nack.replay_key)
+            row = await store.lock_one(tx, agent.handle, nack.key)
             if row is None or row.mref != nack.token.mref or row.state is not EnvelopeState.QUEUED:
                 raise NotFound("there is no such message for you")
             await store.bury(tx, [(row, reason)], now)
@@ -253,14 +237,14 @@ async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | An
         for at, row in ended.items():
             outcomes[at] = Acknowledged(row, _status_now(acks[at], statuses.get(row.replay_key)))
     if late:
-        known = await receipts_store.of_messages(tx, [acks[at].ack.replay_key for at in late])
+        known = await receipts_store.of_messages(tx, [acks[at].replay_key for at in late])
         for at in late:
-            outcomes[at] = _refusal_of_late(acks[at], known.get(acks[at].ack.replay_key))
+            outcomes[at] = _refusal_of_late(acks[at], known.get(acks[at].replay_key))
     return outcomes
 
 
 def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
-    if row.mref != ack.ack.token.mref:
+    if row.mref != ack.token.mref:
         raise LeaseLost("the lease token is another message's")
     if row.state is EnvelopeState.DEAD:
         raise Conflict("the message is a dead letter", hint="requeue it, then acknowledge it")
@@ -270,7 +254,7 @@ def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
         check_fits(ack.receipt, row)
 
 
-def _refusal_of_late(ack: _CheckedAck, known: ReceiptRow | None) -> AngeliaError | None:
+def _refusal_of_late(ack: _CheckedAck, known: ReceiptRecord | None) -> AngeliaError | None:
     """Why a message that is not there cannot be acknowledged; None if it was acknowledged before."""
     if known is None or known.recipient != ack.recipient:
         return NotFound("there is no such message for you")

@@ -17,10 +17,12 @@ from angelia.mail.model import (
     MOST_AT_ONCE,
     MOST_REASON,
     Accepted,
-    Attested,
     DeliveryStatus,
     EnvelopeState,
+    LeaseToken,
+    ReceiptRecord,
     Side,
+    parse_replay_key,
 )
 
 TAG = "mail"
@@ -102,11 +104,24 @@ class LeasedPage(msgspec.Struct, frozen=True):
     has_more: bool
 
 
-class AckItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The acknowledgment of one message: it is safe with its recipient, whose signed receipt may come along."""
+class LeasedItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Names a message that the caller holds a lease of."""
 
     replay_key: _Hex
     lease_token: _Hex
+
+    @property
+    def key(self) -> bytes:
+        return parse_replay_key(self.replay_key)
+
+    @property
+    def token(self) -> LeaseToken:
+        return LeaseToken.parse(self.lease_token)
+
+
+class AckItem(LeasedItem, frozen=True, kw_only=True):
+    """The acknowledgment of one message: it is safe with its recipient, whose signed receipt may come along."""
+
     receipt: ReceiptDocument | None = None
 
 
@@ -128,12 +143,10 @@ class AckOutcomes(msgspec.Struct, frozen=True):
     results: list[AckOutcome]
 
 
-class NackItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class NackItem(LeasedItem, frozen=True, kw_only=True):
     """That a message could not be taken, and after how many seconds it may come again. One that is not `counted` is no
     attempt: the message never becomes a dead letter by it."""
 
-    replay_key: _Hex
-    lease_token: _Hex
     reason: Annotated[str, msgspec.Meta(max_length=MOST_REASON)] = ""
     retry_after: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_BACK_OFF)] | None = None
     counted: bool = True
@@ -181,31 +194,6 @@ class ReceiptQuery(PageQuery, frozen=True, kw_only=True):
         None
     )
     side: Annotated[Side, msgspec.Meta(description="Only what the caller sent, or only what it received")] | None = None
-
-
-class ReceiptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one message; `receipt` is what the recipient signed, where it did."""
-
-    receipt_id: UUID
-    message_id: UUID
-    replay_key: str
-    sender: str
-    recipient: str
-    channel_id: UUID | None
-    priority: int
-    wire_bytes: int
-    status: DeliveryStatus
-    attested_by: Attested
-    delivery_attempts: int
-    last_attempt_at: datetime | None
-    sent_at: datetime
-    accepted_at: datetime
-    expires_at: datetime
-    delivered_at: datetime | None
-    acknowledged_at: datetime | None
-    read_at: datetime | None
-    failure_reason: str | None
-    receipt: ReceiptDocument | None
 
 
 class ReceiptPage(msgspec.Struct, frozen=True):

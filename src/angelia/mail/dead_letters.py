@@ -6,13 +6,14 @@ import contextlib
 from datetime import datetime
 
 from angelia.agents.service import Agents
+from angelia.api import PageQuery, parse_cursor
 from angelia.audit import service as audit
 from angelia.errors import Conflict, KeyRevoked, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
 from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import under_revoked_keys
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import EnvelopeRow, EnvelopeState, QueuePlace
+from angelia.mail.model import EnvelopeRow, EnvelopeState
 from angelia.stores.ledger import Ledger
 
 
@@ -24,11 +25,12 @@ class DeadLetters:
         self._hot = hot
         self._agents = agents
 
-    async def page(self, name: str, before: tuple[datetime, bytes] | None, limit: int) -> list[EnvelopeRow]:
+    async def page(self, name: str, query: PageQuery) -> list[EnvelopeRow]:
         """An agent's dead letters, newest first."""
+        before = parse_cursor(query.cursor)
         agent = await self._agents.named(name)
         async with self._ledger.reading() as tx:
-            return await store.dead_of(tx, agent.handle, before, limit)
+            return await store.dead_of(tx, agent.handle, before, query.and_one_more)
 
     async def requeue(self, replay_key: bytes, owner: str | None, by: str, now: datetime) -> EnvelopeRow:
         """Puts one back at the end of its queue, and returns it. Its receipt stays `failed`, as its sender was told.
@@ -51,5 +53,5 @@ class DeadLetters:
             assert requeued is not None, "it is locked, and dead"
             await audit.record(tx, [audit_event("message_requeued", requeued, now, by, requeued.recipient)])
         with contextlib.suppress(Unavailable):
-            await self._hot.enqueue(QueuePlace(requeued.recipient, requeued.mref, requeued.priority, requeued.seq, now))
+            await self._hot.enqueue(requeued)
         return requeued

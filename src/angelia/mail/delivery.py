@@ -9,33 +9,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from angelia import metrics
 from angelia.api import AgentRow
 from angelia.audit.failures import Failures
 from angelia.errors import Unavailable
 from angelia.mail import store
+from angelia.mail.api import ReceiveQuery
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
-from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, Match, last_score, score
+from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, QueuePlace, last_score
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.wake import RECHECK_SECONDS, RequestTime, Wake, decode_event
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRequest:
-    """How many messages a recipient asks for, which ones, and for how long."""
-
-    most: int = 10
-    min_priority: int = 0
-    channel_id: UUID | None = None
-    correlation_id: UUID | None = None
-    lease: timedelta = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +71,9 @@ class Delivery:
         self._policy = policy
         self._failures = failures
 
-    async def receive(self, agent: AgentRow, wanted: LeaseRequest, wait: float, now: datetime) -> Batch:
-        """Leases the next messages; waits up to `wait` seconds for some when there are none."""
-        got = Batch([])
+    async def receive(self, agent: AgentRow, wanted: ReceiveQuery, now: datetime) -> Batch:
+        """Leases the next messages; waits for some when there are none."""
+        got, wait = Batch([]), wanted.wait_timeout_seconds
 
         async def look(at: datetime) -> Batch:
             nonlocal got
@@ -99,7 +88,7 @@ class Delivery:
             raise
 
     async def stream(
-        self, agent: AgentRow, lease: timedelta, beat: float, now: datetime
+        self, agent: AgentRow, lease_seconds: int, beat: float, now: datetime
     ) -> AsyncGenerator[LeasedEnvelope | tuple[str, bytes] | None, None]:
         """Messages as they come, and events that concern the agent; None every `beat` seconds, so that the line is not
         idle. At most a hundred messages are leased at a time."""
@@ -113,9 +102,10 @@ class Delivery:
                     for said in bell.words():
                         yield decode_event(said)
                     if len(leased) >= MOST_AT_ONCE:
-                        leased = await self._still_leased(agent, leased, at, RECHECK_SECONDS)
+                        leased = await self._still_leased(agent, leased, at)
                     room = MOST_AT_ONCE - len(leased)
-                    got = await self._next(agent, LeaseRequest(most=room, lease=lease), at) if room else Batch([], True)
+                    wanted = ReceiveQuery(max_messages=room, lease_seconds=lease_seconds)
+                    got = await self._next(agent, wanted, at) if room else Batch([], True)
                     leased |= [one.token for one in got.messages]
                     unsaid.extend(got.messages)
                     while unsaid:
@@ -129,7 +119,7 @@ class Delivery:
         finally:
             await self._release(agent, [one.token for one in unsaid])
 
-    async def _next(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Batch:
+    async def _next(self, agent: AgentRow, wanted: ReceiveQuery, now: datetime) -> Batch:
         """Leases the next messages that may be delivered; messages that may not do not stand in their way."""
         for _ in range(_ROUNDS):
             got = await self._try(agent, wanted, now)
@@ -137,13 +127,13 @@ class Delivery:
                 break
         return got
 
-    async def _try(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Batch:
+    async def _try(self, agent: AgentRow, wanted: ReceiveQuery, now: datetime) -> Batch:
         """Leases, then asks the ledger: a copy of the hot tier is never delivered on its own account."""
         leases = _Leases()
         try:
             got = await leases.take(self._claim(agent, wanted, now))
             found, reach = await self._deliverable(agent, wanted, got, leases, now)
-            page = _page(found, wanted.most, reach)
+            page = _page(found, wanted.max_messages, reach)
             await self._release(agent, [one.token for one in found[len(page) :]])
         except BaseException:
             # No recipient got them, so none has to wait until the leases run out.
@@ -156,12 +146,12 @@ class Delivery:
         more = got.more or len(page) < len(found) or not page
         return Batch(page, more, got.next_return if page else now)
 
-    async def _claim(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Claims:
-        until = now + wanted.lease
+    async def _claim(self, agent: AgentRow, wanted: ReceiveQuery, now: datetime) -> Claims:
+        until = now + timedelta(seconds=wanted.lease_seconds)
         if wanted.correlation_id is None and wanted.channel_id is None:
-            return await self._hot.claim(agent.handle, wanted.most, wanted.min_priority, now, until)
+            return await self._hot.claim(agent.handle, wanted.max_messages, wanted.min_priority, now, until)
         claims: list[Claimed] = []
-        last: Match | None = None
+        last: QueuePlace | None = None
         while True:
             async with self._ledger.reading() as tx:
                 found = await store.matching(
@@ -174,28 +164,26 @@ class Delivery:
                     min_priority=wanted.min_priority,
                     after=last,
                 )
-            places = [(one.mref, score(one.priority, one.seq)) for one in found]
-            room = wanted.most - len(claims)
-            claims += await self._hot.claim_these(agent.handle, places, now, until, room) if places else []
-            end = len(found) < MOST_AT_ONCE
-            if end or len(claims) == wanted.most:
+            room = wanted.max_messages - len(claims)
+            claims += await self._hot.claim_these(agent.handle, found, now, until, room)
+            end, full = len(found) < MOST_AT_ONCE, len(claims) == wanted.max_messages
+            if end or full:
                 reached = bool(found) and (not claims or claims[-1].mref == found[-1].mref)
-                return Claims(claims, None, more=len(claims) == wanted.most and not (end and reached))
+                return Claims(claims, None, more=full and not (end and reached))
             last = found[-1]  # these are leased; there may be others behind them
 
-    async def _claim_passed(self, agent: AgentRow, wanted: LeaseRequest, got: Claims, now: datetime) -> Claims:
+    async def _claim_passed(self, agent: AgentRow, wanted: ReceiveQuery, got: Claims, now: datetime) -> Claims:
         """Leases what stands before a claim and is not in the index: a crash left it out, or it is on its way."""
         known = [*(claim.mref for claim in got.messages), *got.out]
         async with self._ledger.reading() as tx:
             found = await store.passed(tx, agent.handle, got.last, now, known, MOST_AT_ONCE)
-        places = [(one.mref, score(one.priority, one.seq)) for one in found]
-        until = now + wanted.lease
-        claims = await self._hot.claim_these(agent.handle, places, now, until, MOST_AT_ONCE) if places else []
+        until = now + timedelta(seconds=wanted.lease_seconds)
+        claims = await self._hot.claim_these(agent.handle, found, now, until, MOST_AT_ONCE)
         end = len(found) < MOST_AT_ONCE
-        return Claims(claims, None, more=not end, last=last_score(0) if end else places[-1][1])
+        return Claims(claims, None, more=not end, last=last_score(0) if end else found[-1].score)
 
     async def _deliverable(
-        self, agent: AgentRow, wanted: LeaseRequest, got: Claims, leases: _Leases, now: datetime
+        self, agent: AgentRow, wanted: ReceiveQuery, got: Claims, leases: _Leases, now: datetime
     ) -> tuple[list[LeasedEnvelope], int]:
         """Which of these may be delivered, in the order of the queue, with those that they would have passed.
 
@@ -221,23 +209,19 @@ class Delivery:
             )
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
-            held_back = await withheld(tx, self._policy, list(rows.values()), now)
+            revoked, denied = await withheld(tx, self._policy, list(rows.values()), now)
+        held_back = revoked | denied
         if gone := [mref for mref in by_mref if mref not in rows]:
             await self._hot.remove(agent.handle, gone)
-        await self._hold(agent, [by_mref[mref] for mref in rows if mref in held_back], now)
+        # What may not be delivered now may be allowed again, so it is held back and looked at now and then. Mail under
+        # a revoked key too, though it only waits for its end: every claim would find it in the ledger otherwise.
+        if held := [by_mref[mref].token for mref in rows if mref in held_back]:
+            await self._hot.put_back(agent.handle, held, now + HOLD, uncounted=True, quietly=True)
         for mref, row in rows.items():
-            if mref in held_back.denied - held_back.revoked:  # the tick that follows revoked keys tells of those
+            if mref in denied - revoked:  # the tick that follows revoked keys tells of those
                 await self._record_denied(row, now)
         found = [_leased(row, by_mref[mref]) for mref, row in rows.items() if mref not in held_back]
         return sorted(found, key=lambda one: one.row.score), passes
-
-    async def _hold(self, agent: AgentRow, claims: Sequence[Claimed], now: datetime) -> None:
-        """Holds back what may not be delivered now: it may be allowed again, so it is looked at now and then.
-
-        Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and every claim
-        would find it there if it were not in the index."""
-        if tokens := [one.token for one in claims]:
-            await self._hot.put_back(agent.handle, tokens, now + HOLD, uncounted=True, quietly=True)
 
     async def _record_denied(self, row: EnvelopeRow, now: datetime) -> None:
         await self._failures.record(
@@ -257,15 +241,13 @@ class Delivery:
             with contextlib.suppress(Unavailable):
                 await self._hot.put_back(agent.handle, tokens, AT_ONCE, uncounted=True)
 
-    async def _still_leased(
-        self, agent: AgentRow, leased: dict[bytes, str], now: datetime, wait: float
-    ) -> dict[bytes, str]:
+    async def _still_leased(self, agent: AgentRow, leased: dict[bytes, str], now: datetime) -> dict[bytes, str]:
         """The leases that a stream still has, after one of them ended, or after a while."""
         async with self._wake.listening(departures(agent.handle), arrivals(agent.handle)) as bell:
             left = await self._living(agent, leased, now)
             if len(left) < MOST_AT_ONCE:
                 return left
-            await bell.wait(wait)
+            await bell.wait(RECHECK_SECONDS)
             return await self._living(agent, left, now)
 
     async def _living(self, agent: AgentRow, leased: dict[bytes, str], now: datetime) -> dict[bytes, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from angelia.agents import service as agents
@@ -15,31 +14,19 @@ from angelia.policy.service import Policy
 from angelia.stores.ledger import Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
-    """Messages by mref: those under a revoked key, and those that the rules or a block forbid at the moment."""
-
-    revoked: set[bytes]
-    denied: set[bytes]
-
-    def __contains__(self, mref: bytes) -> bool:
-        return mref in self.revoked or mref in self.denied
-
-
-async def withheld(tx: Tx, policy: Policy, rows: Sequence[EnvelopeRow], now: datetime) -> Withheld:
-    """Which of these must not be delivered now, whatever was allowed when they were sent."""
+async def withheld(tx: Tx, policy: Policy, rows: Sequence[EnvelopeRow], now: datetime) -> tuple[set[bytes], set[bytes]]:
+    """Which of these must not be delivered now, whatever was allowed when they were sent. Returns the mrefs of those
+    under a revoked key, and of those that the rules or a block forbid at the moment."""
     if not rows:
-        return Withheld(set(), set())
+        return set(), set()
     refused = await policy.check(tx, [Wish(row.sender, Action.SEND, row.recipient) for row in rows], now)
     blocked = await agents.blocked(tx, [(row.sender, row.recipient) for row in rows])
-    return Withheld(
-        await under_revoked_keys(tx, rows),
-        {
-            row.mref
-            for row, refusal in zip(rows, refused, strict=True)
-            if refusal is not None or (row.sender, row.recipient) in blocked
-        },
-    )
+    denied = {
+        row.mref
+        for row, refusal in zip(rows, refused, strict=True)
+        if refusal is not None or (row.sender, row.recipient) in blocked
+    }
+    return await under_revoked_keys(tx, rows), denied
 
 
 async def under_revoked_keys(tx: Tx, rows: Sequence[EnvelopeRow]) -> set[bytes]:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from angelia.envelope.ids import hot_tag
 from angelia.envelope.times import moment, unix_ms
-from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, LeaseToken, QueuePlace, last_score, new_secret, score
+from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, LeaseToken, QueuePlace, last_score, new_secret
 from angelia.stores.hot_line import Word
 from angelia.stores.valkey import HotTier, Script
 from angelia.stores.wake import wake_topic
@@ -82,7 +82,7 @@ class HotMail:
         ready, lease, _ = _keys(place.recipient)
         copy = wire if wire is not None and len(wire) <= HOT_COPY_MAX else b""
         life_ms = max(1, min(life, HOT_COPY_LIFE) // timedelta(milliseconds=1))
-        args: list[Word] = [mref, score(place.priority, place.seq), copy, life_ms, arrivals(place.recipient)]
+        args: list[Word] = [mref, place.score, copy, life_ms, arrivals(place.recipient)]
         return bool(await self._hot.run(_ENQUEUE, [ready, lease, _copies(place.recipient) + mref], args))
 
     async def claim(self, recipient: str, most: int, min_priority: int, now: datetime, until: datetime) -> Claims:
@@ -99,11 +99,13 @@ class HotMail:
         )
 
     async def claim_these(
-        self, recipient: str, wanted: Sequence[tuple[bytes, int]], now: datetime, until: datetime, most: int
+        self, recipient: str, wanted: Sequence[QueuePlace], now: datetime, until: datetime, most: int
     ) -> list[Claimed]:
-        """Leases messages by mref and score: the first ones that are free."""
-        secrets = {mref.hex(): new_secret() for mref, _ in wanted}
-        named: list[Word] = [part for mref, place in wanted for part in (mref.hex(), place, secrets[mref.hex()])]
+        """Leases messages that are named by their places: the first ones that are free."""
+        if not wanted:
+            return []
+        secrets = {one.mref.hex(): new_secret() for one in wanted}
+        named: list[Word] = [part for one in wanted for part in (one.mref.hex(), one.score, secrets[one.mref.hex()])]
         args: list[Word] = [unix_ms(now), unix_ms(until), _copies(recipient), most, *named]
         told = await self._hot.run(_CLAIM_THESE, _keys(recipient), args)
         return _claimed(told, [secrets[mref.decode()] for mref in told[::4]])
@@ -133,9 +135,10 @@ class HotMail:
         args: list[Word] = [unix_ms(until), int(uncounted), said, _GIVEN if given else "", *named]
         return int(await self._hot.run(_PUT_BACK, _keys(recipient), args))
 
-    async def hold(self, recipient: str, mref: bytes, place: int, now: datetime, until: datetime) -> bool:
+    async def hold(self, place: QueuePlace, now: datetime, until: datetime) -> bool:
         """Holds back a message that its recipient was never given; returns False when it was given."""
-        return bool(await self._hot.run(_HOLD, _keys(recipient), [mref.hex(), place, unix_ms(now), unix_ms(until)]))
+        args: list[Word] = [place.mref.hex(), place.score, unix_ms(now), unix_ms(until)]
+        return bool(await self._hot.run(_HOLD, _keys(place.recipient), args))
 
     async def let_go(self, recipient: str, mref: bytes) -> None:
         """Gives a message that was held back its place again, unless it is leased by now."""

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.receipts import Receipt
+from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, Conflict, InvalidArgument, MessageExpired, MessageIdConflict
@@ -133,9 +133,6 @@ class NewEnvelope:
             expires_at=self.expires_at,
         )
 
-    def place(self, seq: int) -> QueuePlace:
-        return QueuePlace(self.recipient, self.mref, self.envelope.header.priority, seq, self.accepted_at)
-
 
 class QueueLoad(NamedTuple):
     """What waits in a queue, or of one sender in it."""
@@ -152,40 +149,31 @@ class QueueLoad(NamedTuple):
         return self.messages > QUEUE_MAX * share or self.bytes > QUEUE_BYTES_MAX * share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlace:
     """Where a message stands in its recipient's queue."""
 
     recipient: str
     mref: bytes
+    replay_key: bytes
     priority: Priority
     seq: int
     queued_at: datetime
 
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A message that fits a filter, with what gives its place in the queue."""
-
-    mref: bytes
-    priority: int
-    seq: int
+    @property
+    def score(self) -> int:
+        return score(self.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvelopeRow:
+class EnvelopeRow(QueuePlace):
     """An envelope as the ledger has it; its bytes only where they were asked for."""
 
-    recipient: str
-    mref: bytes
-    seq: int
     sender: str
     message_id: UUID
-    replay_key: bytes
     key_id: UUID
     signer_id: UUID
-    priority: Priority
-    created_at: datetime
+    sent_at: datetime
     accepted_at: datetime
     expires_at: datetime
     state: EnvelopeState
@@ -193,10 +181,6 @@ class EnvelopeRow:
     dead_at: datetime | None = None
     dead_reason: str | None = None
     wire: bytes | None = field(default=None, repr=False)
-
-    @property
-    def score(self) -> int:
-        return score(self.priority, self.seq)
 
 
 class LeaseToken(NamedTuple):
@@ -236,17 +220,16 @@ class Lease:
         return living and not secrets.compare_digest(self.secret, secret)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptRow:
-    """A message's receipt as the ledger has it."""
+class ReceiptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one message; `receipt` is what the recipient signed, where it did."""
 
     receipt_id: UUID
     message_id: UUID
-    replay_key: bytes
+    replay_key: str
     sender: str
     recipient: str
     channel_id: UUID | None
-    priority: Priority
+    priority: int
     wire_bytes: int
     status: DeliveryStatus
     attested_by: Attested
@@ -259,7 +242,7 @@ class ReceiptRow:
     acknowledged_at: datetime | None
     read_at: datetime | None
     failure_reason: str | None
-    receipt: Receipt | None
+    receipt: ReceiptDocument | None
 
     def check_step(self, to: DeliveryStatus) -> None:
         if to not in _ONWARD.get(self.status, ()):

@@ -15,7 +15,7 @@ from angelia.envelope.times import SKEW, moment
 from angelia.errors import AngeliaError, InvalidArgument
 from angelia.keys import admission
 from angelia.keys.admission import Signed
-from angelia.mail.model import EnvelopeRow, ReceiptRow
+from angelia.mail.model import EnvelopeRow, ReceiptRecord
 from angelia.stores.ledger import Ledger
 
 
@@ -37,12 +37,11 @@ async def checked_receipts(
     ]
 
 
-def check_fits(receipt: Receipt, message: EnvelopeRow | ReceiptRow) -> None:
+def check_fits(receipt: Receipt, message: EnvelopeRow | ReceiptRecord) -> None:
     """Refuses a receipt of another message, or from before this one was made."""
     if (receipt.message_id, receipt.sender_nhi) != (message.message_id, message.sender):
         raise InvalidArgument("the receipt names another message")
-    sent_at = message.created_at if isinstance(message, EnvelopeRow) else message.sent_at
-    if moment(receipt.time_ms) < sent_at - SKEW:
+    if moment(receipt.time_ms) < message.sent_at - SKEW:
         raise InvalidArgument("the receipt is older than the message", hint="check this machine's clock")
 
 

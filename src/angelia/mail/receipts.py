@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime
-from uuid import UUID
 
-from angelia.api import AgentRow
+from angelia.api import AgentRow, parse_cursor
 from angelia.audit import service as audit
 from angelia.audit.failures import Failures
 from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.envelope.wire import TTL_MAX
 from angelia.errors import AngeliaError, NotFound, ReceiptArchived, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.api import ReceiptQuery
 from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
@@ -20,8 +20,7 @@ from angelia.mail.model import (
     Attested,
     DeliveryStatus,
     ReceiptBacklog,
-    ReceiptRow,
-    Side,
+    ReceiptRecord,
     closed_before,
     final_before,
     status_of,
@@ -42,7 +41,7 @@ class Receipts:
         self._failures = failures
         self._ttl_max = ttl_max
 
-    async def one(self, agent: AgentRow, replay_key: bytes) -> ReceiptRow:
+    async def one(self, agent: AgentRow, replay_key: bytes) -> ReceiptRecord:
         """The receipt of a message that the agent sent or received."""
         async with self._ledger.reading() as tx:
             found = await receipts_store.one(tx, replay_key)
@@ -50,20 +49,13 @@ class Receipts:
             raise NotFound("there is no receipt of such a message of yours", hint=_IN_THE_ARCHIVE)
         return found
 
-    async def page(
-        self,
-        agent: AgentRow,
-        status: DeliveryStatus | None,
-        since: datetime | None,
-        before: tuple[datetime, UUID] | None,
-        limit: int,
-        side: Side | None = None,
-    ) -> list[ReceiptRow]:
+    async def page(self, agent: AgentRow, query: ReceiptQuery) -> list[ReceiptRecord]:
         """Receipts of what the agent sent and received, or of one side, newest first."""
+        before, limit = parse_cursor(query.cursor), query.and_one_more
         async with self._ledger.reading() as tx:
-            return await receipts_store.page(tx, agent.handle, status, since, before, limit, side)
+            return await receipts_store.page(tx, agent.handle, query.status, query.since, before, limit, query.side)
 
-    async def take(self, agent: AgentRow, document: ReceiptDocument, now: datetime) -> ReceiptRow:
+    async def take(self, agent: AgentRow, document: ReceiptDocument, now: datetime) -> ReceiptRecord:
         """Takes what a recipient signed about one message: it was delivered, read, or failed. Returns its receipt."""
         (receipt,) = await checked_receipts(self._ledger, self._failures, agent, [document], now)
         if isinstance(receipt, AngeliaError):
@@ -101,11 +93,6 @@ class Receipts:
         """Makes the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
         return await make_ahead(self._ledger, DAILY, now)
 
-    async def waiting(self, now: datetime) -> ReceiptBacklog:
-        """The receipts that are due for the archive."""
-        async with self._ledger.reading() as tx:
-            return await waiting(tx, now, self._ttl_max)
-
     async def count_waiting(self, now: datetime, most: int) -> int:
         """How many receipts are due for the archive; counts up to `most`."""
         async with self._ledger.reading() as tx:
@@ -126,7 +113,7 @@ async def waiting(tx: Tx, now: datetime, ttl_max: int) -> ReceiptBacklog:
     return ReceiptBacklog(count, None if oldest is None else closed - oldest)
 
 
-def _step(row: ReceiptRow, receipt: Receipt, now: datetime, *, in_queue: bool) -> ReceiptStep:
+def _step(row: ReceiptRecord, receipt: Receipt, now: datetime, *, in_queue: bool) -> ReceiptStep:
     """The step that a signed receipt is. While the message is in its queue, the ack is still to come and sets the time
     of delivery."""
     status = status_of(receipt)

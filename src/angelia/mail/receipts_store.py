@@ -9,12 +9,11 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.envelope.ids import bucket_of
-from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt
-from angelia.envelope.wire import Priority
-from angelia.mail.model import Attested, DeliveryStatus, EnvelopeRow, NewEnvelope, ReceiptRow, Side
+from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt, receipt_document
+from angelia.mail.model import Attested, DeliveryStatus, EnvelopeRow, NewEnvelope, ReceiptRecord, Side
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.partitions import Daily
-from angelia.stores.sql import columns, statements
+from angelia.stores.sql import columns, record_of, statements
 
 SQL = statements(__file__, "receipts.sql")
 DAILY = Daily("delivery_receipts", "sent_at")
@@ -24,7 +23,7 @@ DAILY = Daily("delivery_receipts", "sent_at")
 class ReceiptStep:
     """One step of a message's receipt; what is None stays as it is."""
 
-    message: EnvelopeRow | ReceiptRow
+    message: EnvelopeRow | ReceiptRecord
     status: DeliveryStatus
     attested_by: Attested = Attested.RELAY
     delivered_at: datetime | None = None
@@ -34,10 +33,6 @@ class ReceiptStep:
     last_attempt_at: datetime | None = None
     reason: str | None = None
     receipt: Receipt | None = None
-
-    @property
-    def sent_at(self) -> datetime:
-        return self.message.created_at if isinstance(self.message, EnvelopeRow) else self.message.sent_at
 
 
 async def add(tx: Tx, new: Sequence[NewEnvelope]) -> None:
@@ -69,7 +64,7 @@ async def move(tx: Tx, steps: Sequence[ReceiptStep]) -> dict[bytes, DeliveryStat
             step.message.message_id,
             step.message.sender,
             step.message.recipient,
-            step.sent_at,
+            step.message.sent_at,
             # `read` is kept as a time, beside the status that the archive knows.
             (DeliveryStatus.DELIVERED if step.status is DeliveryStatus.READ else step.status).value,
             step.attested_by.value,
@@ -87,16 +82,15 @@ async def move(tx: Tx, steps: Sequence[ReceiptStep]) -> dict[bytes, DeliveryStat
     return {row["replay_key"]: DeliveryStatus(row["status"]) for row in rows}
 
 
-async def of_messages(tx: Tx, replay_keys: Sequence[bytes]) -> dict[bytes, ReceiptRow]:
-    rows = [_receipt(row) for row in await tx.fetch(SQL["of_message"], replay_keys)]
-    return {row.replay_key: row for row in rows}
+async def of_messages(tx: Tx, replay_keys: Sequence[bytes]) -> dict[bytes, ReceiptRecord]:
+    return {row["replay_key"]: _receipt(row) for row in await tx.fetch(SQL["of_message"], replay_keys)}
 
 
-async def one(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
+async def one(tx: Tx, replay_key: bytes) -> ReceiptRecord | None:
     return (await of_messages(tx, [replay_key])).get(replay_key)
 
 
-async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
+async def lock(tx: Tx, replay_key: bytes) -> ReceiptRecord | None:
     row = await tx.fetchrow(SQL["lock"], replay_key)
     return None if row is None else _receipt(row)
 
@@ -120,8 +114,8 @@ async def page(
     since: datetime | None,
     before: tuple[datetime, UUID] | None,
     limit: int,
-    side: Side | None = None,
-) -> list[ReceiptRow]:
+    side: Side | None,
+) -> list[ReceiptRecord]:
     at, id_ = before or (None, None)
     # `delivered` and `read` are one status with and without a time of reading.
     read = {DeliveryStatus.READ: True, DeliveryStatus.DELIVERED: False}.get(status) if status else None
@@ -131,15 +125,11 @@ async def page(
     return [_receipt(row) for row in await tx.fetch(SQL["page"], agent, value, read, since, at, id_, limit, half)]
 
 
-def _receipt(row: Row) -> ReceiptRow:
-    values = dict(row)
-    status, wire = DeliveryStatus(values["status"]), values.pop("receipt_wire")
-    return ReceiptRow(
-        **values
-        | {
-            "priority": Priority(row["priority"]),
-            "status": DeliveryStatus.READ if status is DeliveryStatus.DELIVERED and row["read_at"] else status,
-            "attested_by": Attested(row["attested_by"]),
-            "receipt": None if wire is None else decode_receipt(wire),
-        }
-    )
+def _receipt(row: Row) -> ReceiptRecord:
+    wire = row["receipt_wire"]
+    derived = {
+        "replay_key": row["replay_key"].hex(),
+        "status": DeliveryStatus.READ if row["status"] == "delivered" and row["read_at"] else row["status"],
+        "receipt": None if wire is None else receipt_document(decode_receipt(wire)),
+    }
+    return record_of(ReceiptRecord, dict(row) | derived)

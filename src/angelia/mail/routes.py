@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from datetime import timedelta
 from uuid import UUID
 
 import msgspec
@@ -21,16 +19,15 @@ from angelia.api import (
     clock,
     cursor_after,
     item_problem,
-    parse_cursor,
     sse,
 )
 from angelia.envelope import json_form, media_type, wire
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.receipts import ReceiptDocument, receipt_document
+from angelia.envelope.receipts import ReceiptDocument
 from angelia.envelope.wire import MAX_ENVELOPE, Envelope
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 from angelia.mail import api
-from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
+from angelia.mail.acknowledgement import Acknowledged, Acknowledgements, Nacked
 from angelia.mail.api import (
     AckOutcome,
     DeadLetter,
@@ -39,12 +36,11 @@ from angelia.mail.api import (
     MessageStatus,
     NackOutcome,
     ReceiptPage,
-    ReceiptRecord,
     SendOutcome,
 )
 from angelia.mail.dead_letters import DeadLetters
-from angelia.mail.delivery import Batch, Delivery, LeasedEnvelope, LeaseRequest
-from angelia.mail.model import EnvelopeRow, EnvelopeState, LeaseToken, ReceiptRow, parse_replay_key
+from angelia.mail.delivery import Batch, Delivery, LeasedEnvelope
+from angelia.mail.model import EnvelopeRow, EnvelopeState, parse_replay_key
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, SendResult
 from angelia.mail.withdrawal import InTransit
@@ -88,7 +84,7 @@ def _sender_routes(mail: Mail, in_transit: InTransit, ttl_max: int) -> list[Rout
     async def status(call: Call) -> Answer:
         known, row = await in_transit.status(call.agent, _replay_key(call), call.now)
         found = MessageStatus(
-            replay_key=known.replay_key.hex(),
+            replay_key=known.replay_key,
             message_id=known.message_id,
             sender=known.sender,
             recipient=known.recipient,
@@ -118,14 +114,7 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
         query = call.query(api.ReceiveQuery)
         if query.channel_id is not None and query.correlation_id is not None:
             raise InvalidArgument("one of channel_id and correlation_id", hint="ask twice, once with each")
-        wanted = LeaseRequest(
-            most=query.max_messages,
-            min_priority=query.min_priority,
-            channel_id=query.channel_id,
-            correlation_id=query.correlation_id,
-            lease=timedelta(seconds=query.lease_seconds),
-        )
-        got = await delivery.receive(call.agent, wanted, query.wait_timeout_seconds, call.now)
+        got = await delivery.receive(call.agent, query, call.now)
         headers = {"cache-control": "no-store"}
         if media_type.is_binary(call.headers.get("accept", "")):
             headers[api.HAS_MORE] = str(int(got.has_more))
@@ -134,7 +123,7 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
         return Answer(body={"messages": messages, "has_more": got.has_more}, headers=headers)
 
     async def stream(call: Call) -> Answer:
-        agent, lease = call.agent, timedelta(seconds=call.query(api.MailStreamQuery).lease_seconds)
+        agent, lease = call.agent, call.query(api.MailStreamQuery).lease_seconds
 
         async def lines() -> AsyncIterator[bytes]:
             yield HEARTBEAT  # so that the caller knows at once that the stream has begun
@@ -152,26 +141,15 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
         return Answer(stream=lines(), content_type=EVENT_STREAM)
 
     async def acknowledge(call: Call) -> Answer:
-        items = call.json(api.AckBody).acks
-        acks = [Ack(parse_replay_key(one.replay_key), LeaseToken.parse(one.lease_token), one.receipt) for one in items]
+        acks = call.json(api.AckBody).acks
         outcomes = await acknowledgements.acknowledge(call.agent, acks, call.now)
-        results = [_ack_outcome(item.replay_key, one) for item, one in zip(items, outcomes, strict=True)]
+        results = [_ack_outcome(ack.replay_key, one) for ack, one in zip(acks, outcomes, strict=True)]
         return Answer(body=api.AckOutcomes(results))
 
     async def nack(call: Call) -> Answer:
-        items = call.json(api.NackBody).nacks
-        nacks = [
-            Nack(
-                parse_replay_key(one.replay_key),
-                LeaseToken.parse(one.lease_token),
-                one.reason,
-                None if one.retry_after is None else timedelta(seconds=one.retry_after),
-                one.counted,
-            )
-            for one in items
-        ]
+        nacks = call.json(api.NackBody).nacks
         outcomes = await acknowledgements.nack(call.agent, nacks, call.now)
-        results = [_nack_outcome(item.replay_key, one) for item, one in zip(items, outcomes, strict=True)]
+        results = [_nack_outcome(nack.replay_key, one) for nack, one in zip(nacks, outcomes, strict=True)]
         return Answer(body=api.NackOutcomes(results))
 
     return [
@@ -185,17 +163,14 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
 def _receipt_routes(receipts: Receipts) -> list[Route]:
     async def page(call: Call) -> Answer:
         query = call.query(api.ReceiptQuery)
-        found = await receipts.page(
-            call.agent, query.status, query.since, parse_cursor(query.cursor), query.and_one_more, query.side
-        )
-        shown, following = query.cut(found, lambda row: cursor_after(row.sent_at, row.receipt_id))
-        return Answer(body=ReceiptPage([_receipt(row) for row in shown], following))
+        found = await receipts.page(call.agent, query)
+        return Answer(body=ReceiptPage(*query.cut(found, lambda row: cursor_after(row.sent_at, row.receipt_id))))
 
     async def hand_in(call: Call) -> Answer:
-        return Answer(body=_receipt(await receipts.take(call.agent, call.json(ReceiptDocument), call.now)))
+        return Answer(body=await receipts.take(call.agent, call.json(ReceiptDocument), call.now))
 
     async def show(call: Call) -> Answer:
-        return Answer(body=_receipt(await receipts.one(call.agent, _replay_key(call))))
+        return Answer(body=await receipts.one(call.agent, _replay_key(call)))
 
     return [
         Route(api.LIST_RECEIPTS, page),
@@ -210,12 +185,7 @@ def _dead_letter_routes(dead_letters: DeadLetters) -> list[Route]:
         other = call.own_or_operator(
             query.agent, "only an operator sees another agent's dead letters", "leave out `agent` for your own"
         )
-        before = parse_cursor(query.cursor)
-        found = await dead_letters.page(
-            call.agent.handle if other is None else other,
-            None if before is None else (before[0], before[1].bytes),
-            query.and_one_more,
-        )
+        found = await dead_letters.page(call.agent.handle if other is None else other, query)
         shown, following = query.cut(found, _dead_cursor)
         return Answer(body=DeadLetterPage([_dead_letter(row) for row in shown], following))
 
@@ -278,12 +248,6 @@ def _json(one: LeasedEnvelope) -> bytes:
 def _record(one: LeasedEnvelope) -> bytes:
     """The binary form: attempt, lease token and length before the envelope."""
     return _record_head.pack(one.attempt, bytes.fromhex(str(one.token)), len(one.wire)) + one.wire
-
-
-def _receipt(row: ReceiptRow) -> ReceiptRecord:
-    members = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    document = None if row.receipt is None else receipt_document(row.receipt)
-    return ReceiptRecord(**members | {"replay_key": row.replay_key.hex(), "receipt": document})
 
 
 def _dead_letter(row: EnvelopeRow) -> DeadLetter:

@@ -70,20 +70,13 @@ class _Admitted:
     one_time: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """The answer for an envelope that the ledger has; it has a place when it is new."""
-
-    answer: Accepted
-    place: QueuePlace | None = None
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One envelope of a batch on its way into the ledger; the outcome is None until it is decided."""
+    """One envelope of a batch on its way into the ledger. The outcome is None until it is decided: then the place of a
+    new message, the first answer of a repeat, or an error."""
 
     offer: NewEnvelope
-    outcome: _Stored | AngeliaError | None = None
+    outcome: QueuePlace | Accepted | AngeliaError | None = None
 
 
 class Mail:
@@ -95,7 +88,7 @@ class Mail:
         self._policy = policy
         self._failures = failures
         self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger, self._check, reads=True)
-        self._writes: GroupCommit[NewEnvelope, _Stored] = GroupCommit(ledger, _write)
+        self._writes: GroupCommit[NewEnvelope, QueuePlace | Accepted] = GroupCommit(ledger, _write)
         self._roots = VerifiedRoots()
 
     async def close(self) -> None:
@@ -134,9 +127,7 @@ class Mail:
         checked = await self._checks.submit(offer)
         if isinstance(checked, Accepted):
             return SendResult(checked, new=False)
-        (over_rate,) = await self._policy.spend([_wish(offer)], now)
-        if over_rate is not None:
-            raise over_rate
+        await self._policy.spend(_wish(offer), now)
         sealing.verify(envelope, checked.pair, self._roots, unix_ms(now))
         return dataclasses.replace(offer, one_time=checked.one_time)
 
@@ -145,12 +136,12 @@ class Mail:
         if not isinstance(admitted, NewEnvelope):
             return admitted
         stored = await self._writes.submit(admitted)
-        if stored.place is None:
-            return SendResult(stored.answer, new=False)
+        if isinstance(stored, Accepted):
+            return SendResult(stored, new=False)
         metrics.MAIL_SENT.labels(str(int(admitted.envelope.header.priority))).inc()
         with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
-            await self._hot.enqueue(stored.place, admitted.envelope.wire, admitted.expires_at - admitted.accepted_at)
-        return SendResult(stored.answer, new=True)
+            await self._hot.enqueue(stored, admitted.envelope.wire, admitted.expires_at - admitted.accepted_at)
+        return SendResult(admitted.answer, new=True)
 
     async def _outcome(
         self, agent: AgentRow, envelope: Envelope, now: datetime, step: Awaitable[T]
@@ -220,19 +211,14 @@ class Mail:
         them."""
         wishes = [Wish(offer.sender, Action.READ_KEYS, offer.recipient) for offer in offers]
         denied = await self._policy.check(tx, wishes, now)
-        readable = [
-            refusal is None or offer.sender == offer.recipient for offer, refusal in zip(offers, denied, strict=True)
-        ]
-        answers = await admission.stale(
-            tx, {one.recipient for one, reads in zip(offers, readable, strict=True) if reads}
-        )
-        return [
-            answers[offer.recipient] if reads else admission.bare_stale(offer.recipient)
-            for offer, reads in zip(offers, readable, strict=True)
-        ]
+        readable = {
+            wish for wish, refusal in zip(wishes, denied, strict=True) if refusal is None or wish.subject == wish.object
+        }
+        answers = await admission.stale(tx, {wish.object for wish in readable})
+        return [answers[wish.object] if wish in readable else admission.bare_stale(wish.object) for wish in wishes]
 
 
-async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Stored | AngeliaError]:
+async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[QueuePlace | Accepted | AngeliaError]:
     """Stores what there is room for, and of several with one id the first. Rules and keys that changed since the check
     are looked at again at delivery."""
     entries = [_Entry(offer) for offer in offers]
@@ -268,7 +254,7 @@ async def _refuse_full(tx: Tx, entries: Sequence[_Entry]) -> None:
     full = [entry for entry in entries if entry.outcome is not None]
     # What took the last place may have been the very same message.
     for entry, known in zip(full, await _repeats(tx, [entry.offer for entry in full]), strict=True):
-        entry.outcome = _repeated(known) or entry.outcome
+        entry.outcome = known or entry.outcome
 
 
 async def _take_ids(tx: Tx, firsts: Mapping[MessageId, _Entry]) -> set[_Entry]:
@@ -297,7 +283,7 @@ async def _answer_repeats(tx: Tx, late: Sequence[_Entry], firsts: Mapping[Messag
     """Answers messages whose id was taken. Only now is it sure which of the firsts keep theirs: a copy of a refused
     message is refused with it."""
     for entry, known in zip(late, await _repeats(tx, [entry.offer for entry in late]), strict=True):
-        entry.outcome = _repeated(known) or firsts[entry.offer.id].outcome
+        entry.outcome = known or firsts[entry.offer.id].outcome
         assert entry.outcome is not None, "its id is free again because the first one was refused"
 
 
@@ -306,11 +292,11 @@ async def _add(tx: Tx, entries: Sequence[_Entry]) -> None:
     if not entries:
         return
     offers = [entry.offer for entry in entries]
-    numbers = await store.add(tx, offers)
+    places = await store.add(tx, offers)
     await receipts_store.add(tx, offers)
     await audit.record(tx, [_sent_event(offer) for offer in offers])
-    for entry, number in zip(entries, numbers, strict=True):
-        entry.outcome = _Stored(entry.offer.answer, entry.offer.place(number))
+    for entry, place in zip(entries, places, strict=True):
+        entry.outcome = place
 
 
 async def _repeats(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | MessageIdConflict | None]:
@@ -320,10 +306,6 @@ async def _repeats(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | Mes
         None if (first := known.get(offer.id)) is None else id_conflict(offer.replay_key, first[0]) or first[1]
         for offer in offers
     ]
-
-
-def _repeated(known: Accepted | MessageIdConflict | None) -> _Stored | AngeliaError | None:
-    return _Stored(known) if isinstance(known, Accepted) else known
 
 
 def _wish(offer: NewEnvelope) -> Wish:

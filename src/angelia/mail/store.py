@@ -9,19 +9,9 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import bucket_of
-from angelia.envelope.wire import Priority
-from angelia.mail.model import (
-    Accepted,
-    EnvelopeRow,
-    EnvelopeState,
-    Match,
-    MessageId,
-    NewEnvelope,
-    QueueLoad,
-    QueuePlace,
-)
-from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import columns, statements
+from angelia.mail.model import Accepted, EnvelopeRow, MessageId, NewEnvelope, QueueLoad, QueuePlace
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import columns, record_of, statements
 
 SQL = statements(__file__)
 
@@ -66,8 +56,8 @@ async def waiting(
     return queues, shares
 
 
-async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
-    """Stores envelopes; returns their numbers in the order of arrival."""
+async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[QueuePlace]:
+    """Stores envelopes; returns their places in the queues."""
     values = [
         (
             bucket_of(one.envelope.header.recipient_nhi),
@@ -89,8 +79,8 @@ async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
         for one in new
     ]
     rows = await tx.fetch(SQL["add"], *columns(values, 15))
-    numbers = {row["mref"]: row["seq"] for row in rows}
-    return [numbers[one.mref] for one in new]
+    places = {row["mref"]: record_of(QueuePlace, row) for row in rows}
+    return [places[one.mref] for one in new]
 
 
 async def claimable(
@@ -113,13 +103,15 @@ async def claimable_in_order(
     """The same. The second value says whether the queue has a message before the place `last` that is neither among
     these nor among those that are known to be leased."""
     rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now, last, out)
-    return {row["mref"]: _envelope(row) for row in rows}, bool(rows) and rows[0]["passes"]
+    return {row["mref"]: record_of(EnvelopeRow, row) for row in rows}, bool(rows) and rows[0]["passes"]
 
 
-async def passed(tx: Tx, recipient: str, last: int, now: datetime, known: Sequence[bytes], limit: int) -> list[Match]:
+async def passed(
+    tx: Tx, recipient: str, last: int, now: datetime, known: Sequence[bytes], limit: int
+) -> list[QueuePlace]:
     """The first messages of a queue before the place `last` that are not among the known ones."""
     rows = await tx.fetch(SQL["passed"], bucket_of(recipient), recipient, last, now, known, limit)
-    return [_match(row) for row in rows]
+    return [record_of(QueuePlace, row) for row in rows]
 
 
 async def matching(
@@ -131,24 +123,24 @@ async def matching(
     correlation_id: UUID | None,
     channel_id: UUID | None,
     min_priority: int,
-    after: Match | None = None,
-) -> list[Match]:
+    after: QueuePlace | None,
+) -> list[QueuePlace]:
     """The messages of a conversation or a channel, in the order of the queue."""
     name, value = ("correlated", correlation_id) if correlation_id is not None else ("in_channel", channel_id)
     priority, seq = (after.priority, after.seq) if after else (None, None)
     rows = await tx.fetch(SQL[name], bucket_of(recipient), recipient, value, now, min_priority, limit, priority, seq)
-    return [_match(row) for row in rows]
+    return [record_of(QueuePlace, row) for row in rows]
 
 
 async def one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
     row = await tx.fetchrow(SQL["one"], bucket_of(recipient), replay_key)
-    return None if row is None else _envelope(row)
+    return None if row is None else record_of(EnvelopeRow, row)
 
 
 async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, bytes], EnvelopeRow]:
     """Rows by recipient and replay key, locked until the transaction ends."""
     values = [(bucket_of(recipient), recipient, replay_key) for recipient, replay_key in wanted]
-    rows = [_envelope(row) for row in await tx.fetch(SQL["lock"], *columns(values, 3))]
+    rows = [record_of(EnvelopeRow, row) for row in await tx.fetch(SQL["lock"], *columns(values, 3))]
     return {(row.recipient, row.replay_key): row for row in rows}
 
 
@@ -169,37 +161,44 @@ async def bury(tx: Tx, rows: Sequence[tuple[EnvelopeRow, str]], now: datetime) -
 async def requeue(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> EnvelopeRow | None:
     """Puts a dead letter back at the end of its queue."""
     row = await tx.fetchrow(SQL["requeue"], bucket_of(recipient), replay_key, now)
-    return None if row is None else _envelope(row)
+    return None if row is None else record_of(EnvelopeRow, row)
 
 
-async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, bytes] | None, limit: int) -> list[EnvelopeRow]:
-    at, mref = before or (None, None)
-    return [_envelope(row) for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))]
+async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, UUID] | None, limit: int) -> list[EnvelopeRow]:
+    """A page of dead letters, newest first, before one that is named by its time and its mref as a UUID."""
+    at, mref = (before[0], before[1].bytes) if before else (None, None)
+    return [
+        record_of(EnvelopeRow, row)
+        for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))
+    ]
 
 
 async def expired(tx: Tx, now: datetime, limit: int) -> list[EnvelopeRow]:
-    return [_envelope(row) for row in await tx.fetch(SQL["expired"], now, limit)]
+    return [record_of(EnvelopeRow, row) for row in await tx.fetch(SQL["expired"], now, limit)]
 
 
 async def sealed_to(tx: Tx, recipient: str, key_id: UUID, limit: int) -> list[EnvelopeRow]:
-    return [_envelope(row) for row in await tx.fetch(SQL["sealed_to"], bucket_of(recipient), recipient, key_id, limit)]
+    return [
+        record_of(EnvelopeRow, row)
+        for row in await tx.fetch(SQL["sealed_to"], bucket_of(recipient), recipient, key_id, limit)
+    ]
 
 
 async def signed_by(tx: Tx, sender: str, signer_id: UUID, since: datetime, limit: int) -> list[EnvelopeRow]:
-    return [_envelope(row) for row in await tx.fetch(SQL["signed_by"], sender, signer_id, since, limit)]
+    return [record_of(EnvelopeRow, row) for row in await tx.fetch(SQL["signed_by"], sender, signer_id, since, limit)]
 
 
 async def queued_between(
-    tx: Tx, since: datetime, until: datetime, after: QueuePlace | None, limit: int
+    tx: Tx, after: QueuePlace | None, since: datetime, until: datetime, limit: int
 ) -> list[QueuePlace]:
     at, mref = (after.queued_at, after.mref) if after else (None, None)
-    return [_place(row) for row in await tx.fetch(SQL["queued_between"], since, until, at, mref, limit)]
+    return [record_of(QueuePlace, row) for row in await tx.fetch(SQL["queued_between"], since, until, at, mref, limit)]
 
 
-async def in_bucket(tx: Tx, bucket: int, after: bytes, limit: int) -> list[tuple[bytes, QueuePlace]]:
-    """A page of a bucket after a replay key: replay keys and places in the queues."""
-    rows = await tx.fetch(SQL["in_bucket"], bucket, after, limit)
-    return [(row["replay_key"], _place(row)) for row in rows]
+async def in_bucket(tx: Tx, after: QueuePlace | None, bucket: int, limit: int) -> list[QueuePlace]:
+    """A page of a bucket, by replay key."""
+    rows = await tx.fetch(SQL["in_bucket"], bucket, after.replay_key if after else b"", limit)
+    return [record_of(QueuePlace, row) for row in rows]
 
 
 async def mark(tx: Tx, name: str) -> str | None:
@@ -210,17 +209,3 @@ async def mark(tx: Tx, name: str) -> str | None:
 
 async def set_mark(tx: Tx, name: str, value: str) -> None:
     await tx.execute(SQL["set_mark"], name, value)
-
-
-def _match(row: Row) -> Match:
-    return Match(row["mref"], row["priority"], row["seq"])
-
-
-def _place(row: Row) -> QueuePlace:
-    return QueuePlace(row["recipient"], row["mref"], Priority(row["priority"]), row["seq"], row["queued_at"])
-
-
-def _envelope(row: Row) -> EnvelopeRow:
-    values = dict(row) | {"priority": Priority(row["priority"]), "state": EnvelopeState(row["state"])}
-    values.pop("passes", None)
-    return EnvelopeRow(**values)

@@ -1,7 +1,11 @@
 -- part: envelope
 -- The columns of an envelope but its bytes, for the statements below.
-recipient_nhi AS recipient, mref, seq, sender_nhi AS sender, message_id, replay_key, key_id, sender_key_id AS signer_id, priority,
-  created_at, accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason
+{place}, sender_nhi AS sender, message_id, key_id, sender_key_id AS signer_id, created_at AS sent_at, accepted_at, expires_at,
+  state, wire_bytes, dead_at, dead_reason
+
+-- part: place
+-- The columns of a message's place in its queue.
+recipient_nhi AS recipient, mref, replay_key, priority, seq, queued_at
 
 -- name: known_ids
 SELECT s.sender_nhi, s.message_id, s.replay_key, s.answer FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
@@ -46,7 +50,7 @@ FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::varchar[], $5::uuid[
   WITH ORDINALITY AS w (bucket, recipient, mref, sender, message_id, replay_key, key_id, sender_key_id, priority,
                         channel_id, correlation_id, created_at, accepted_at, expires_at, wire, n)
 ORDER BY n
-RETURNING mref, seq
+RETURNING {place}
 
 -- name: claimable
 -- Those of these messages that may still be delivered, with the bytes of those in $4. `passes` says whether the queue has
@@ -64,19 +68,19 @@ WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state 
 
 -- name: passed
 -- The first of those for which `claimable` says `passes`.
-SELECT mref, priority, seq FROM envelopes
+SELECT {place} FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND state = 'queued' AND ((3 - priority)::bigint << 48) + seq < $3
   AND expires_at > $4 AND mref NOT IN (SELECT unnest($5::bytea[]))
 ORDER BY ((3 - priority)::bigint << 48) + seq LIMIT $6
 
 -- name: correlated
-SELECT mref, priority, seq FROM envelopes
+SELECT {place} FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND correlation_id = $3 AND state = 'queued' AND expires_at > $4
   AND priority >= $5 AND ($7::smallint IS NULL OR priority < $7 OR (priority = $7 AND seq > $8::bigint))
 ORDER BY priority DESC, seq LIMIT $6
 
 -- name: in_channel
-SELECT mref, priority, seq FROM envelopes
+SELECT {place} FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND channel_id = $3 AND state = 'queued' AND expires_at > $4
   AND priority >= $5 AND ($7::smallint IS NULL OR priority < $7 OR (priority = $7 AND seq > $8::bigint))
 ORDER BY priority DESC, seq LIMIT $6
@@ -134,14 +138,14 @@ LIMIT $4
 -- name: queued_between
 -- The lock keeps an acknowledgment from deleting a row while its place in the index is being made. Rows that another
 -- transaction is ending just now are left out: they need no place, or are found in the next round.
-SELECT recipient_nhi AS recipient, mref, priority, seq, queued_at, replay_key FROM envelopes
+SELECT {place} FROM envelopes
 WHERE state = 'queued' AND queued_at >= $1 AND queued_at < $2
   AND ($3::timestamptz IS NULL OR (queued_at, mref) > ($3, $4::bytea))
 ORDER BY queued_at, mref LIMIT $5 FOR KEY SHARE SKIP LOCKED
 
 -- name: in_bucket
 -- In the order in which every transaction locks.
-SELECT recipient_nhi AS recipient, mref, priority, seq, queued_at, replay_key FROM envelopes
+SELECT {place} FROM envelopes
 WHERE bucket = $1 AND state = 'queued' AND replay_key > $2
 ORDER BY bucket, replay_key LIMIT $3 FOR KEY SHARE
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import structlog
@@ -79,7 +80,8 @@ class MailTicks:
             mark = await store.mark(tx, RECONCILED)
         since = datetime.fromisoformat(mark) if mark else now
         until = now - _ENQUEUED
-        found = await self._enqueue_queued(min(since, now) - _LOOK_BACK, until)
+        since = min(since, now) - _LOOK_BACK
+        found = await self._enqueue(functools.partial(store.queued_between, since=since, until=until, limit=_BATCH))
         metrics.MAIL_REQUEUED.inc(found)
         async with self._ledger.transaction() as tx:
             await store.set_mark(tx, RECONCILED, until.isoformat())
@@ -96,7 +98,7 @@ class MailTicks:
             log.info("the hot tier is new; its queues are rebuilt from the ledger")
         end = min(first + _BUCKETS_A_RUN, BUCKETS)
         for bucket in range(first, end):
-            await self._enqueue_bucket(bucket)
+            await self._enqueue(functools.partial(store.in_bucket, bucket=bucket, limit=_BATCH))
         async with self._ledger.transaction() as tx:
             await store.set_mark(tx, REBUILDING, f"{memory} {end}")
             if end == BUCKETS:
@@ -104,30 +106,18 @@ class MailTicks:
                 metrics.MAIL_REBUILT.inc()
         return True
 
-    async def _enqueue_queued(self, since: datetime, until: datetime) -> int:
+    async def _enqueue(self, page: Callable[[Tx, QueuePlace | None], Awaitable[list[QueuePlace]]]) -> int:
+        """Puts messages into their queues, page by page; `page` reads the one after a place. Returns how many were not
+        there."""
         found, last = 0, None
         while True:
+            # Inside the transaction that locks the rows: none of them can be acknowledged before it is in its queue.
             async with self._ledger.transaction() as tx:
-                places = await store.queued_between(tx, since, until, last, _BATCH)
-                found += await self._enqueue(places)
+                places = await page(tx, last)
+                found += sum(await asyncio.gather(*(self._hot.enqueue(place) for place in places)))
             if len(places) < _BATCH:
                 return found
             last = places[-1]
-
-    async def _enqueue_bucket(self, bucket: int) -> None:
-        last = b""
-        while True:
-            async with self._ledger.transaction() as tx:
-                page = await store.in_bucket(tx, bucket, last, _BATCH)
-                await self._enqueue([place for _, place in page])
-            if len(page) < _BATCH:
-                return
-            last = page[-1][0]
-
-    async def _enqueue(self, places: Sequence[QueuePlace]) -> int:
-        """Inside the transaction that locks the rows: none of them can be acknowledged before it is in its queue.
-        Returns how many were not there."""
-        return sum(await asyncio.gather(*(self._hot.enqueue(place) for place in places)))
 
     async def _fail_under(self, record: KeyRecord, now: datetime) -> bool:
         """Fails one batch of mail under one revoked key; returns whether more waits."""

@@ -16,7 +16,7 @@ from angelia.mail import receipts_store, store
 from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRow
+from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRecord
 from angelia.mail.receipts_store import ReceiptStep
 from angelia.mail.sender_events import delivery_event
 from angelia.policy.service import Policy
@@ -66,7 +66,9 @@ class InTransit:
             told = delivery_event(locked, DeliveryStatus.FAILED, now, WITHDRAWN)
             await self._hot.remove(locked.recipient, [locked.mref], [told])
 
-    async def status(self, agent: AgentRow, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, EnvelopeRow | None]:
+    async def status(
+        self, agent: AgentRow, replay_key: bytes, now: datetime
+    ) -> tuple[ReceiptRecord, EnvelopeRow | None]:
         """The receipt of a message, for its sender or its recipient, and its envelope while that waits.
 
         The envelope has its bytes for the recipient alone, and only if it may be delivered now."""
@@ -77,8 +79,8 @@ class InTransit:
             row = await store.one(tx, known.recipient, replay_key)
             if row is None:
                 return known, None
-            held_back = await withheld(tx, self._policy, [row], now)
-        shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in held_back
+            revoked, denied = await withheld(tx, self._policy, [row], now)
+        shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in revoked | denied
         return known, row if shown else dataclasses.replace(row, wire=None)
 
     @asynccontextmanager
@@ -86,7 +88,7 @@ class InTransit:
         """Keeps a message from being leased while it is withdrawn; after a crash it is free again in seconds.
 
         Under the lock on its row, so that of two withdrawals neither frees what the other one holds."""
-        if not await self._hot.hold(row.recipient, row.mref, row.score, now, now + _WITHDRAWAL):
+        if not await self._hot.hold(row, now, now + _WITHDRAWAL):
             raise Conflict("the recipient was given the message already", hint="there is no recall after delivery")
         try:
             yield
@@ -96,7 +98,7 @@ class InTransit:
             raise
 
 
-def _check_withdrawn(known: ReceiptRow) -> None:
+def _check_withdrawn(known: ReceiptRecord) -> None:
     """Refuses the withdrawal of a message that ended in another way."""
     if known.failure_reason == WITHDRAWN:
         return

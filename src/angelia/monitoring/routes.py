@@ -9,26 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from angelia import __version__
 from angelia.api import Access, Answer, Call, Operation, Route
 from angelia.errors import Unavailable
-from angelia.monitoring.api import (
-    ALIVE,
-    HEALTH,
-    METRICS,
-    METRICS_PROMETHEUS,
-    NAME,
-    SETTINGS,
-    Alive,
-    Check,
-    Health,
-    ServerName,
-    SettingLine,
-    SettingList,
-)
+from angelia.monitoring import api
+from angelia.monitoring.api import Check
 from angelia.settings import Loaded
 from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
@@ -42,7 +31,7 @@ def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Ro
         postgres, redis = await asyncio.gather(_check(ledger.ping), _check(hot.ping))
         checks = {"postgres": postgres, "redis": redis, "disk": _check_disk(ledger.disk)}
         sound = all(check.status == "pass" for check in checks.values())
-        body = Health(
+        body = api.Health(
             status="healthy" if sound else "degraded",
             version=__version__,
             checks=checks,
@@ -54,27 +43,27 @@ def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Ro
         return Answer(200 if sound else 503, body, {} if sound else {"retry-after": "1"})
 
     async def healthz(call: Call) -> Answer:
-        return Answer(body=Alive("ok"))
+        return Answer(body=api.Alive("ok"))
 
-    async def api(call: Call) -> Answer:
-        return Answer(body=ServerName("AICQ", __version__, "/docs"))
+    async def name(call: Call) -> Answer:
+        return Answer(body=api.ServerName("AICQ", __version__, "/docs"))
 
     async def metrics(call: Call) -> Answer:
         return Answer(body=await asyncio.to_thread(_metrics_text), content_type=CONTENT_TYPE_LATEST)
 
     async def settings(call: Call) -> Answer:
-        return Answer(body=SettingList([SettingLine(s.name, s.value, s.origin, s.about) for s in loaded.shown()]))
+        return Answer(body=msgspec.convert({"settings": loaded.shown()}, api.SettingList, from_attributes=True))
 
     def watched(operation: Operation[None]) -> Operation[None]:
         return operation if loaded.settings.open_metrics else replace(operation, access=Access.READ)
 
     return [
-        Route(HEALTH, health),
-        Route(ALIVE, healthz),
-        Route(NAME, api),
-        Route(watched(METRICS), metrics),
-        Route(watched(METRICS_PROMETHEUS), metrics),
-        Route(SETTINGS, settings),
+        Route(api.HEALTH, health),
+        Route(api.ALIVE, healthz),
+        Route(api.NAME, name),
+        Route(watched(api.METRICS), metrics),
+        Route(watched(api.METRICS_PROMETHEUS), metrics),
+        Route(api.SETTINGS, settings),
     ]
 
 

@@ -30,10 +30,6 @@ class Action(StrEnum):
     SUBSCRIBE = "channel.subscribe"
     READ_KEYS = "keys.read"
 
-    @property
-    def about_channels(self) -> bool:
-        return self in (Action.PUBLISH, Action.SUBSCRIBE)
-
 
 class Effect(StrEnum):
     ALLOW = "allow"
@@ -65,27 +61,14 @@ class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     def applies(self, now: datetime) -> bool:
         return self.expires_at is None or self.expires_at > now
 
-    def matches(self, wish: Wish) -> bool:
-        return self.action == wish.action and fits(self.subject, wish.subject) and fits(self.object, wish.object)
-
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """An act to be allowed or denied: who wants to do what to whom. Subject and object are names, never patterns."""
+    """An act to be allowed or denied: the subject does the action to the object. Both are names, never patterns."""
 
     subject: str
     action: Action
     object: str
-
-
-def fits(pattern: str, name: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-
-
-def decide(rules: Iterable[PolicyRule], wish: Wish, now: datetime) -> PolicyRule | None:
-    """The rule that decides: of those that match, the first in order of precedence. None denies."""
-    matching = (rule for rule in rules if rule.applies(now) and rule.matches(wish))
-    return min(matching, key=precedence, default=None)
 
 
 def precedence(rule: PolicyRule) -> tuple[int, bool, float, datetime, UUID]:
@@ -100,9 +83,8 @@ def precedence(rule: PolicyRule) -> tuple[int, bool, float, datetime, UUID]:
 
 
 class RuleSet:
-    """All rules of one version, indexed by their patterns, so that a decision looks only at rules that can match.
-
-    Decides as `decide` does, in a time that does not grow with the number of rules."""
+    """All rules of one version, indexed by their patterns, so that a decision looks only at rules that can match, in a
+    time that does not grow with the number of rules."""
 
     def __init__(self, rules: Iterable[PolicyRule]) -> None:
         self._placed: dict[tuple[Action, str, str], list[tuple[int, PolicyRule]]] = {}
@@ -118,6 +100,7 @@ class RuleSet:
                 self.rates[rule.rule_id] = parse_rate(rule.rate)
 
     def decide(self, wish: Wish, now: datetime) -> PolicyRule | None:
+        """The rule that decides: of those that match, the first in order of precedence. None denies."""
         found: list[tuple[int, PolicyRule]] = []
         objects = _patterns_of(wish.object, self._objects)
         for subject in _patterns_of(wish.subject, self._subjects):
@@ -187,4 +170,4 @@ _CHANNELS = _Names(_valid_channel, "a channel as owner/name")
 
 
 def _objects(action: Action) -> _Names:
-    return _CHANNELS if action.about_channels else _AGENTS
+    return _CHANNELS if action in (Action.PUBLISH, Action.SUBSCRIBE) else _AGENTS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from angelia.api import Answer, Call, PageQuery, Route, cursor_after, parse_cursor, uuid_of
 from angelia.errors import InvalidArgument
 from angelia.policy import api
@@ -19,19 +17,7 @@ def routes(policy: Policy) -> list[Route]:
         return Answer(body=api.PolicyRuleList(shown, following, total))
 
     async def add(call: Call) -> Answer:
-        body = call.json(api.PolicyRuleBody)
-        rule = await policy.add(
-            call.caller.known_as,
-            body.effect,
-            body.action,
-            body.subject,
-            body.object,
-            call.now,
-            priority=body.priority,
-            life=timedelta(seconds=body.expires_in) if body.expires_in else None,
-            rate=body.rate,
-        )
-        return Answer(201, rule)
+        return Answer(201, await policy.add(call.caller.known_as, call.json(api.PolicyRuleBody), call.now))
 
     async def remove(call: Call) -> Answer:
         rule_id = uuid_of(call.path("rule_id"), "a rule is named by its id")

@@ -20,6 +20,7 @@ from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE
 from angelia.errors import AngeliaError, Conflict, Denied, NotFound, RateLimited, Unavailable
 from angelia.policy import store
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect, PolicyRule, RuleSet, Wish, check_rule
 from angelia.policy.store import HotRates
 from angelia.stores.ledger import GONE, Ledger, StatementError, Tx
@@ -77,39 +78,20 @@ class Policy:
         held = await self._current(tx)
         return [None if held.allows(wish, now) else _counted_denial(wish) for wish in wishes]
 
-    async def allowed(self, wish: Wish, now: datetime) -> None:
-        """Checks a single wish, in a transaction of its own; raises Denied."""
-        async with self._ledger.reading() as tx:
-            [refusal] = await self.check(tx, [wish], now)
-        if refusal is not None:
-            raise refusal
-
-    async def spend(self, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
-        """Counts wishes against the rates of the rules that allow them. Returns one answer per wish: None, or
-        RateLimited; whether the rules deny a wish is for `check`.
+    async def spend(self, wish: Wish, now: datetime) -> None:
+        """Counts a wish against the rate of the rule that allows it, and raises RateLimited. Whether the rules deny the
+        wish is for `check`.
 
         Callers run it before their transaction. A new rate may take effect a second late: the ledger is asked for the
         version only if no check has read it within a second. Raises Unavailable while the hot tier is away."""
-        answers: list[AngeliaError | None] = [None] * len(wishes)
         rules = (await self._recent()).rules
-        if not rules.rates:
-            return answers
-        acts: dict[tuple[UUID, str], list[int]] = {}
-        for place, wish in enumerate(wishes):
-            rule = rules.decide(wish, now)
-            if rule is not None and rule.rule_id in rules.rates:
-                acts.setdefault((rule.rule_id, wish.subject), []).append(place)
+        rule = rules.decide(wish, now) if rules.rates else None
+        if rule is None or rule.rule_id not in rules.rates:
+            return
         now_ms = int(now.timestamp() * 1000)
-        spent = await asyncio.gather(
-            *(
-                self._hot.spend(rule_id, rules.rates[rule_id], subject, len(places), now_ms)
-                for (rule_id, subject), places in acts.items()
-            )
-        )
-        for places, (counted, free_ms) in zip(acts.values(), spent, strict=True):
-            for place in places[counted:]:
-                answers[place] = _too_often(wishes[place], max(1, -(-(free_ms - now_ms) // 1000)))
-        return answers
+        free_ms = await self._hot.spend(rule.rule_id, rules.rates[rule.rule_id], wish.subject, now_ms)
+        if free_ms:
+            raise _too_often(wish, max(1, -(-(free_ms - now_ms) // 1000)))
 
     async def version(self, tx: Tx) -> int:
         """The version of the rules, which rises with every change."""
@@ -126,33 +108,10 @@ class Policy:
         async with self._ledger.reading() as tx:
             return await store.page(tx, after, limit), await store.count(tx)
 
-    async def add(
-        self,
-        by: str,
-        effect: Effect,
-        action: Action,
-        subject: str,
-        object: str,
-        now: datetime,
-        *,
-        priority: int = 0,
-        life: timedelta | None = None,
-        rate: str | None = None,
-    ) -> PolicyRule:
-        """Adds a rule; it is in force in all processes from its commit on."""
-        check_rule(effect, action, subject, object, rate)
-        rule = PolicyRule(
-            rule_id=uuid.uuid4(),
-            priority=priority,
-            effect=effect,
-            action=action,
-            subject=subject,
-            object=object,
-            expires_at=now + life if life else None,
-            rate=rate,
-            created_by=by[:MAX_HANDLE],
-            created_at=now,
-        )
+    async def add(self, by: str, wanted: PolicyRuleBody, now: datetime) -> PolicyRule:
+        """Adds a rule, and returns it; it is in force in all processes from its commit on."""
+        check_rule(wanted.effect, wanted.action, wanted.subject, wanted.object, wanted.rate)
+        rule = _new_rule(by, wanted, now)
         async with self._ledger.transaction() as tx:
             await store.bump_version(tx)
             if await store.count(tx) >= MOST_RULES:
@@ -186,7 +145,7 @@ class Policy:
             await store.bump_version(tx)  # marks the first start as over
             if not loopback:
                 return False
-            starter = [_starter_rule(action, now) for action in Action]
+            starter = [_new_rule(STARTER, PolicyRuleBody(Effect.ALLOW, action, "*", "*"), now) for action in Action]
             for rule in starter:
                 await store.add(tx, rule)
             await audit.record(tx, [_changed(rule, "added", STARTER, now) for rule in starter])
@@ -248,18 +207,12 @@ def _too_often(wish: Wish, wait: int) -> RateLimited:
     )
 
 
-def _starter_rule(action: Action, now: datetime) -> PolicyRule:
+def _new_rule(by: str, wanted: PolicyRuleBody, now: datetime) -> PolicyRule:
+    members = msgspec.structs.asdict(wanted)
+    seconds = members.pop("expires_in")
+    expires_at = now + timedelta(seconds=seconds) if seconds else None
     return PolicyRule(
-        rule_id=uuid.uuid4(),
-        priority=0,
-        effect=Effect.ALLOW,
-        action=action,
-        subject="*",
-        object="*",
-        expires_at=None,
-        rate=None,
-        created_by=STARTER,
-        created_at=now,
+        rule_id=uuid.uuid4(), expires_at=expires_at, created_by=by[:MAX_HANDLE], created_at=now, **members
     )
 
 

@@ -10,7 +10,7 @@ from angelia.stores.open_stores import Stores
 
 
 class PolicySlice:
-    """Who may send, publish, subscribe and read keys."""
+    """The rules about which agents may send, publish, subscribe and read keys."""
 
     def __init__(self, stores: Stores) -> None:
         self.policy = Policy(stores.ledger, HotRates(stores.hot))

@@ -9,8 +9,8 @@ import msgspec
 
 from angelia.envelope.ids import hot_tag
 from angelia.policy.model import PolicyRule, Rate
-from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import record_of, statements
 from angelia.stores.valkey import HotTier, Script
 
 SQL = statements(__file__)
@@ -32,12 +32,12 @@ async def bump_version(tx: Tx) -> int:
 
 
 async def every_rule(tx: Tx) -> list[PolicyRule]:
-    return [_rule(row) for row in await tx.fetch(SQL["every_rule"])]
+    return [record_of(PolicyRule, row) for row in await tx.fetch(SQL["every_rule"])]
 
 
 async def page(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> list[PolicyRule]:
     at, id_ = after or (None, None)
-    return [_rule(row) for row in await tx.fetch(SQL["page"], at, id_, limit)]
+    return [record_of(PolicyRule, row) for row in await tx.fetch(SQL["page"], at, id_, limit)]
 
 
 async def count(tx: Tx) -> int:
@@ -54,7 +54,7 @@ async def add(tx: Tx, rule: PolicyRule) -> None:
 
 async def remove(tx: Tx, rule_id: UUID) -> PolicyRule | None:
     row = await tx.fetchrow(SQL["remove"], rule_id)
-    return None if row is None else _rule(row)
+    return None if row is None else record_of(PolicyRule, row)
 
 
 class HotRates:
@@ -63,12 +63,7 @@ class HotRates:
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot
 
-    async def spend(self, rule_id: UUID, rate: Rate, subject: str, acts: int, now_ms: int) -> tuple[int, int]:
-        """Counts acts. Returns how many of them the window has room for, and when it has room again, in Unix ms."""
+    async def spend(self, rule_id: UUID, rate: Rate, subject: str, now_ms: int) -> int:
+        """Counts an act, if the window has room for it. Returns 0, or else when the window has room, in Unix ms."""
         key = f"ang:rl:{{{hot_tag(subject)}}}:policy:{rule_id}"
-        counted, free_ms = await self._hot.run(_RATE, [key], [now_ms, rate.limit, rate.window_ms, acts, uuid4().hex])
-        return int(counted), int(free_ms)
-
-
-def _rule(row: Row) -> PolicyRule:
-    return msgspec.convert(dict(row), PolicyRule)
+        return int(await self._hot.run(_RATE, [key], [now_ms, rate.limit, rate.window_ms, uuid4().hex]))

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 T = TypeVar("T")
 
 _BLOCK = re.compile(r"^-- (name|part): (\w+)\n(.*?)(?=^-- (?:name|part): |\Z)", re.MULTILINE | re.DOTALL)
@@ -33,6 +35,6 @@ def columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]
 
 
 def record_of(kind: type[T], row: Mapping[str, Any]) -> T:
-    """A record (a msgspec struct, or a dataclass with slots) of the columns named like its fields."""
-    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__")  # noqa: B009 - only some types have it
-    return kind(**{name: row[name] for name in names})
+    """A record (a msgspec struct or a dataclass) of the columns named like its fields; what is an enum in the record is
+    its value in the row."""
+    return msgspec.convert(dict(row), kind)
