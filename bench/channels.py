@@ -17,7 +17,7 @@ import msgspec
 
 from angelia.envelope import sealing
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.sealing import EpochKey, Post
+from angelia.envelope.sealing import EpochKey, Letter
 from angelia.runtime_file import Runtime
 from fleet import Line, Member, enroll, server
 from harness import Result
@@ -82,8 +82,10 @@ async def _fan_out(
     waiting = [asyncio.create_task(wait(one, member)) for one, member in zip(lines, subscribers, strict=True)]
     await asyncio.sleep(8)  # until all long polls wait
     assert not any(task.done() for task in waiting), "nothing is there yet"
-    post = Post(channel_id=channel, key=key, body=BODY, message_id=uuid.uuid4(), created_at=time.time_ns() // 1_000_000)
-    envelope = sealing.seal_post(post, owner.handle, owner.pair)
+    post = Letter(
+        channel_id=channel, key=key, body=BODY, message_id=uuid.uuid4(), created_at=time.time_ns() // 1_000_000
+    )
+    envelope = sealing.seal(post, owner.handle, owner.pair)
     request = owner.request(runtime.url, "POST", f"/v1/channels/{channel}/publish", envelope.wire, MEDIA_TYPE)
     began = time.perf_counter()
     status, body = await line.ask(request)

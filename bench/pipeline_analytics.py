@@ -116,8 +116,8 @@ def _growth(growth: dict[int, Spent]) -> Result:
 
 
 def _ours(work: JobContext) -> None:
-    uris = archive.files(work.objects, RECEIPTS)
-    assert latencies(archive.read(work.spark, work.objects, RECEIPTS, uris)).num_rows
+    files = listing.files(work.objects, RECEIPTS)
+    assert latencies(archive.read(work.spark, work.objects, RECEIPTS, files)).num_rows
 
 
 def _duckdb(work: JobContext) -> None:
@@ -130,7 +130,7 @@ def _duckdb_whole(work: JobContext) -> None:
 
 
 def _asked(work: JobContext, question: str) -> int:
-    files = archive.files(work.objects, RECEIPTS)
+    files = [file.uri for file in listing.files(work.objects, RECEIPTS)]
     with duckdb.connect() as connection:
         connection.execute(f"SET threads = {CORES}")
         return connection.sql(question, params={"files": files}).to_arrow_table().num_rows
@@ -138,7 +138,8 @@ def _asked(work: JobContext, question: str) -> int:
 
 def _polars(work: JobContext) -> None:
     latency = (pl.col("delivered_at") - pl.col("accepted_at")).dt.total_microseconds()
-    rows = pl.scan_parquet(archive.files(work.objects, RECEIPTS), hive_partitioning=True)
+    uris = [file.uri for file in listing.files(work.objects, RECEIPTS)]
+    rows = pl.scan_parquet(uris, hive_partitioning=True)
     asked = rows.filter(pl.col("status") == "delivered").group_by("day", "priority")
     asked = asked.agg(pl.len(), *(latency.quantile(q, "higher").alias(f"p{q}") for q in (0.5, 0.95, 0.99)))
     assert asked.collect(engine="streaming").height

@@ -59,11 +59,8 @@ def _read(work: JobContext, rows: int) -> list[Result]:
     projection = work.sql("mail")["receipts"]
 
     def spark() -> float:
-        with ledger.one_snapshot(work.database_url) as snapshot:
-            frame = ledger.read(
-                work.spark, work.database_url, projection, RECEIPTS.schema, snapshot,
-                readers=work.readers, within={"sent_at": (OLD, NOW)},
-            )  # fmt: skip
+        with ledger.one_snapshot(work.database_url) as (_, snapshot):
+            frame = ledger.read(work, projection, RECEIPTS.schema, snapshot, {"sent_at": (OLD, NOW)})
             began = time.perf_counter()
             frame.write.format("noop").mode("overwrite").save()
         return time.perf_counter() - began

@@ -36,6 +36,7 @@ from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.ledger import Ledger
 from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Bell
 from http_agents import Server
 from postgres_superuser import as_superuser
 
@@ -218,6 +219,21 @@ async def hot(redis_url: str) -> AsyncIterator[HotTier]:
     hot = HotTier(redis_url)
     yield hot
     await hot.close()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
+    """Has an entry for each time that a request of this process found nothing and waits for a wake-up: for how many
+    seconds at most."""
+    begun: asyncio.Queue[float] = asyncio.Queue()
+    wait = Bell.wait
+
+    async def noted(bell: Bell, seconds: float) -> bool:
+        begun.put_nowait(seconds)
+        return await wait(bell, seconds)
+
+    monkeypatch.setattr(Bell, "wait", noted)
+    return begun
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def fill(box: Mailbox, send: Send) -> EpochKey:
     box.receive(send(body=b"kept in the inbox"), now=NOW)
     known = box.pinned_keys.bundle("alice", NOW)
     assert known is not None
-    box.outbox.seal(known.link, b"kept in the outbox", now=NOW)
+    box.outbox.seal(known.bundle, b"kept in the outbox", now=NOW)
     box.own_keys.make_one_time_keys(3, NOW)
     key = EpochKey.generate()
     box.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)

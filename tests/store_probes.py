@@ -41,6 +41,13 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
         time.sleep(0.02)
 
 
+async def until_blocked(connection: asyncpg.Connection) -> None:
+    """Waits until a transaction waits for the lock of another one."""
+    async with asyncio.timeout(15):
+        while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def ask(url: str, statement: str) -> Any:
     async def run() -> Any:
         connection = await asyncpg.connect(url, timeout=5)

@@ -151,11 +151,18 @@ async def test_a_tick_with_more_to_do_does_not_wait(started) -> None:
     await work.rounds_reach(6)
 
 
-async def test_a_tick_without_more_to_do_waits_its_time(started) -> None:
+async def test_a_tick_without_more_to_do_waits_its_time(started, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, sleep = asyncio.Event(), asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds == 3600:
+            waits.set()
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
     work = Work()
     await started(work, every=3600)
-    await work.rounds_reach(1)
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(waits.wait(), 10)
     assert work.rounds == 1
 
 

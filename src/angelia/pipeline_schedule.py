@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Child, Program, Steps, end, start
 from angelia.stores.ledger import Ledger, StatementError
 
-FIRST_LOOK = 600.0  # seconds after a start: whoever starts a server wants it to serve first
+FIRST_LOOK = 600.0  # seconds after a start: a server that has just started serves requests first
 LOOK_EVERY, JITTER = 60.0, 10.0
 RETRY = timedelta(hours=1)
 LOG, LOG_MOST = "pipeline.log", 1 << 20
@@ -41,8 +42,8 @@ COMMAND = (sys.executable, "-P", "-c", "import os; os.nice(10); from angelia.cli
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """When this server started a job last, and whether that came to a good end. One that finds nothing to do leaves
-    no run behind."""
+    """When this server started a job last, and whether the job succeeded. A job that finds nothing to do leaves no run
+    in the ledger."""
 
     at: datetime
     good: bool
@@ -52,19 +53,14 @@ def due(
     schedule: Mapping[str, str], stands: Mapping[str, Latest], tried: Mapping[str, Attempt], now: datetime
 ) -> str | None:
     """The job that should have been started longest ago, if any should."""
-    late: dict[str, timedelta] = {}
-    for job, text in schedule.items():
-        length = period(text)
-        if length is None:
-            continue
-        over = now - _next(length, stands.get(job), tried.get(job))
-        if over >= timedelta(0):
-            late[job] = over
-    return max(late, key=lambda job: late[job]) if late else None
+    lengths = {job: length for job, text in schedule.items() if (length := period(text)) is not None}
+    turns = {job: _next(length, stands.get(job), tried.get(job)) for job, length in lengths.items()}
+    first = min(turns, key=lambda job: turns[job], default=None)
+    return first if first is not None and turns[first] <= now else None
 
 
 def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> datetime:
-    """After a run its period passes; after one that failed or died no more than an hour."""
+    """The time of a job's next turn: its period after a run; at most an hour after one that failed or died."""
     again = min(length, RETRY)
     turns = [datetime.min.replace(tzinfo=UTC)]
     if stands is not None:
@@ -75,7 +71,7 @@ def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> da
 
 
 class PipelineSchedule:
-    """Looks again and again what is due. The main process tends it; only the look at the ledger has a thread."""
+    """Looks for jobs that are due. The main process tends it; only the look at the ledger has a thread."""
 
     def __init__(
         self,
@@ -89,7 +85,7 @@ class PipelineSchedule:
         self._settings, self._data_dir, self._command = settings, data_dir, tuple(command)
         self._next_look = now + first_look
         self._looks: queue.SimpleQueue[Mapping[str, Latest]] = queue.SimpleQueue()
-        self._job: str | None = None
+        self.running: str | None = None  # the job that runs now
         self._child: Child | None = None
         self._log_began = 0
         self._overdue: float | None = None  # when what runs should be over
@@ -98,18 +94,13 @@ class PipelineSchedule:
         wanted = any(period(text) for text in settings.pipeline_schedule.values())
         self._on = wanted and importlib.util.find_spec("pyspark") is not None
 
-    @property
-    def running(self) -> str | None:
-        """The job that runs now."""
-        return self._job
-
     def tend(self, now: float) -> Iterator[str]:
-        """Start what is due, notice what has ended; never waits. What went wrong, in lines to log."""
+        """Starts the job that is due and notices one that has ended, without waiting. Yields errors as lines to log."""
         if self._child is not None and self._child.died is not None:
             yield from self._ended(self._child)
         if self._child is not None and self._overdue is not None and now > self._overdue:
             self._overdue = None
-            yield f"the job {self._job} takes longer than its period; nothing else is started until it is over"
+            yield f"the job {self.running} takes longer than its period; nothing else is started until it is over"
         if not self._on or self._stopping or self._child is not None:
             return
         if now >= self._next_look:
@@ -122,48 +113,46 @@ class PipelineSchedule:
                 yield from self._start(job, now)
 
     def ask_to_stop(self) -> None:
-        """Nothing is started any more; what runs is told to end."""
+        """Starts no more jobs, and tells the running one to end."""
         self._stopping = True
         if self._child is not None:
             self._child.send(_STOP[0][0])
 
     def stop(self) -> None:
-        """Return when nothing runs any more."""
+        """Ends the running job; returns when it has ended."""
         self._stopping = True
         if self._child is not None:
             end(self._child, _STOP)
-            self._child = self._job = None
+            self._child = self.running = None
 
     def look(self) -> None:
-        """Ask the ledger how each job stands, for the next `tend`."""
+        """Asks the ledger for the state of each job, for the next `tend`."""
         try:
             self._looks.put(asyncio.run(_stands(self._settings)))
         except (Unavailable, StatementError):
-            return  # the ledger is away, which is told elsewhere; the next look comes by itself
+            return  # the ledger is unreachable, which is logged elsewhere; the next look comes by itself
 
     def _start(self, job: str, now: float) -> Iterator[str]:
         self._tried[job] = Attempt(datetime.now(UTC), good=False)
-        try:
-            log = self._open_log()
-        except OSError as error:
-            yield f"{job} cannot be started: {error}"
-            return
         program = Program(
             command=(*self._command, "pipeline", "run", *job.split(), "-q"),
             environ={**os.environ, "ANGELIA_DATA_DIR": str(self._data_dir.path)},
             death_signal=signal.SIGTERM,
         )
+        length = period(self._settings.pipeline_schedule[job])
         try:
-            self._child, self._job = start(program, log=log), job
-            length = period(self._settings.pipeline_schedule[job])
-            self._overdue = None if length is None else now + length.total_seconds()
+            log = self._open_log()
+            try:
+                self._child, self.running = start(program, log=log), job
+            finally:
+                os.close(log)
         except OSError as error:
             yield f"{job} cannot be started: {error}"
-        finally:
-            os.close(log)
+        else:
+            self._overdue = None if length is None else now + length.total_seconds()
 
     def _ended(self, child: Child) -> Iterator[str]:
-        job, self._child, self._job = self._job, None, None
+        job, self._child, self.running = self.running, None, None
         assert job is not None, "it ran"
         good = child.exit_code == 0
         self._tried[job] = Attempt(self._tried[job].at, good=good)
@@ -193,11 +182,9 @@ class PipelineSchedule:
             return {}
         for line in reversed(lines):
             if line.startswith(b"{"):
-                try:
+                with suppress(ValueError):
                     report: dict[str, Any] = json.loads(line)
-                except ValueError:
-                    continue
-                return report
+                    return report
         return {}
 
 

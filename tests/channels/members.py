@@ -11,7 +11,7 @@ import msgspec
 from angelia.envelope import json_form, media_type
 from angelia.envelope.rosters import Member as Listed
 from angelia.envelope.rosters import Roster, roster_document, sign_roster
-from angelia.envelope.sealing import EpochKey, Post, seal_post, unseal_post
+from angelia.envelope.sealing import EpochKey, Letter, seal, unseal_post
 from angelia.envelope.wire import Envelope
 from http_agents import Server
 from keyholder import KeyHolder, now_ms
@@ -89,7 +89,7 @@ class Member(KeyHolder):
     def seals(self, channel: UUID, key: EpochKey, body: bytes = b"hello", **other: object) -> Envelope:
         values: dict[str, Any] = {"message_id": uuid4(), "created_at": now_ms(), "sender": self.handle, **other}
         sender = values.pop("sender")
-        return seal_post(Post(channel_id=channel, key=key, body=body, **values), sender, self.pair)
+        return seal(Letter(channel_id=channel, key=key, body=body, **values), sender, self.pair)
 
     async def publishes(self, envelope: Envelope, channel: UUID | None = None) -> httpx.Response:
         """By default in the channel that it was sealed for."""

@@ -26,6 +26,7 @@ from channels.members import Member, code
 from http_agents import HOST, Server
 from keyholder import KeyHolder, now_ms
 from probe_edge import listening
+from store_probes import until_blocked
 
 STALE = (409, "epoch_stale")
 
@@ -339,7 +340,7 @@ async def test_a_channel_that_is_published_in_without_a_pause_still_loses_what_e
     await publishing.start()
     await connection.execute("SELECT 1 FROM channels FOR UPDATE")
     tick = asyncio.create_task(slices.channels.tidy(now + timedelta(hours=1)))
-    await asyncio.sleep(0.2)
+    await until_blocked(connection)
     assert not tick.done()
     await publishing.rollback()
     await tick
@@ -389,12 +390,13 @@ async def test_a_slow_subscriber_holds_nothing_back(slices: ChannelSlice, alice:
 # Waiting.
 
 
-async def test_a_long_poll_is_woken_by_the_message_it_waits_for(alice: Member, bob: Member) -> None:
+async def test_a_long_poll_is_woken_by_the_message_it_waits_for(
+    alice: Member, bob: Member, waits: asyncio.Queue[float]
+) -> None:
     channel, key = await alice.keyed()
     await bob.subscribes(channel)
     waiting = asyncio.create_task(bob.hears(channel, key, "?wait_timeout_seconds=20"))
-    await asyncio.sleep(0.2)
-    assert not waiting.done()
+    await asyncio.wait_for(waits.get(), 10)
     async with asyncio.timeout(2):
         await alice.says(channel, key, b"wake up")
         assert await waiting == [(1, b"wake up")]
@@ -421,21 +423,25 @@ async def test_a_long_poll_ends_empty_when_nothing_comes(alice: Member) -> None:
     assert (await alice.reads(channel, "?wait_timeout_seconds=1"))["messages"] == []
 
 
-async def test_a_server_that_stops_lets_nobody_wait(slices: ChannelSlice, alice: Member) -> None:
+async def test_a_server_that_stops_lets_nobody_wait(
+    slices: ChannelSlice, alice: Member, waits: asyncio.Queue[float]
+) -> None:
     channel, _ = await alice.keyed()
     await alice.subscribes(channel)
     waiting = asyncio.create_task(alice.reads(channel, "?wait_timeout_seconds=20"))
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(waits.get(), 10)
     slices.wake.stop()
     async with asyncio.timeout(2):
         assert (await waiting)["messages"] == []
 
 
-async def test_whoever_is_removed_while_it_waits_is_told_so(alice: Member, bob: Member) -> None:
+async def test_whoever_is_removed_while_it_waits_is_told_so(
+    alice: Member, bob: Member, waits: asyncio.Queue[float]
+) -> None:
     channel, _ = await alice.keyed(policy="allowlist", allowlist_nhis=["bob"])
     await bob.subscribes(channel)
     waiting = asyncio.create_task(bob.raw("GET", f"/v1/channels/{channel}/messages?wait_timeout_seconds=20"))
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(waits.get(), 10)
     await alice.call("DELETE", f"/v1/channels/{channel}/allowlist/bob", status=204)
     async with asyncio.timeout(2):
         assert code(await waiting) == (403, "authorization_denied")

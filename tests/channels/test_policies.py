@@ -118,12 +118,12 @@ async def settled(slices: ChannelSlice, now: datetime) -> None:
 
 
 async def test_who_waits_is_refused_when_its_permission_goes(
-    slices: ChannelSlice, alice: Member, bob: Member, now: datetime
+    slices: ChannelSlice, alice: Member, bob: Member, now: datetime, waits: asyncio.Queue[float]
 ) -> None:
     channel, key = await alice.keyed(policy="authz_required")
     await bob.subscribes(channel)
     waiting = asyncio.create_task(bob.raw("GET", f"/v1/channels/{channel}/messages?wait_timeout_seconds=20"))
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(waits.get(), 10)
     await slices.policy.add(
         "operator", PolicyRuleBody(Effect.DENY, Action.SUBSCRIBE, "bob", "alice/news", priority=9), now
     )

@@ -471,7 +471,7 @@ def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> 
         known = alice.pinned_keys.bundle("bob", now, max_age=None)
         assert known is not None
         sealed = [
-            alice.outbox.seal(known.link, bytes([Control.GROUP_KEY]) + b"secret", now=now, control=True)
+            alice.outbox.seal(known.bundle, bytes([Control.GROUP_KEY]) + b"secret", now=now, control=True)
             for _ in range(2)
         ]
     for name, one in zip(("1.agl", "2.agl"), sealed, strict=True):

@@ -36,6 +36,7 @@ from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
 from angelia.mailbox import identity
+from angelia.mailbox.inbox import Inbox, Opened
 from client.letters import now
 from client.test_event_loop import watched
 from client.test_mailbox_server import failing_first
@@ -281,6 +282,81 @@ async def test_a_loop_that_is_cancelled_while_it_waits_loses_nothing(shell: Path
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         async with aclosing(agent.mail.listen()) as heard:
             assert (await anext(heard)).text == "hello"
+
+
+async def test_a_message_that_is_opened_while_its_loop_is_cancelled_is_given_to_the_next_one(
+    shell: Path, alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
+    opening, go_on = threading.Event(), threading.Event()
+    to_handle = Inbox.to_handle
+
+    def held_up(inbox: Inbox, replay_key: str) -> Opened | None:
+        opening.set()
+        go_on.wait(10)
+        return to_handle(inbox, replay_key)
+
+    monkeypatch.setattr(Inbox, "to_handle", held_up)
+    async with opened_async(bob) as agent:
+        waiting = asyncio.ensure_future(anext(agent.mail.listen()))
+        await asyncio.to_thread(opening.wait, 10)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        go_on.set()
+        async with aclosing(agent.mail.listen()) as heard:
+            assert (await anext(heard)).text == "hello"
+
+
+async def test_a_loop_that_is_cancelled_in_a_message_leaves_it_to_the_next_loop_of_the_same_agent(
+    shell: Path, alice: Person, bob: Person
+) -> None:
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
+    async with opened_async(bob) as agent:
+
+        async def handle() -> None:
+            async for _ in agent.mail.listen():
+                await asyncio.sleep(60)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await handle()
+        async with aclosing(agent.mail.listen()) as heard:
+            assert (await anext(heard)).text == "hello"
+
+
+async def test_a_loop_that_was_left_is_done_with_its_message(shell: Path, alice: Person, bob: Person) -> None:
+    for text in (b"first", b"second"):
+        alice.client.mail.send(alice.mailbox, bob.name, text)
+    async with opened_async(bob) as agent:
+        heard = []
+        for _ in range(2):
+            async for message in agent.mail.listen():
+                heard.append(message.text)
+                break
+    assert heard == ["first", "second"]
+
+
+def test_two_loops_of_one_agent_end_only_their_own_messages(opened: OpenAgent, alice: Person, bob: Person) -> None:
+    opened(alice).mail.send(bob.name, "first")
+    agent = opened(bob)
+    one, other = agent.mail.listen(), agent.mail.listen()
+    assert next(one).text == "first"
+    opened(alice).mail.send(bob.name, "second")
+    assert next(other).text == "second"
+    assert len(bob.mailbox.inbox.unhandled()) == 2
+
+
+def test_an_agent_that_is_closed_after_ctrl_c_gives_its_message_again(
+    opened: OpenAgent, alice: Person, bob: Person
+) -> None:
+    opened(alice).mail.send(bob.name, "hello")
+    agent = opened(bob)
+    try:
+        for _ in agent.mail.listen():
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        agent.close()
+    assert next(opened(bob).mail.listen()).text == "hello"
 
 
 @pytest.mark.parametrize("when", ["polling", "beside it"])

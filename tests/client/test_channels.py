@@ -30,6 +30,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.mailbox import Mailbox
 from client.recorder import Recorder
+from held_keys import held_keys
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
 PATH = f"/v1/channels/{CHANNEL}"
@@ -176,7 +177,7 @@ class Brought:
         roster = self.alice.rosters.pinned(CHANNEL)
         assert roster is not None
         body = ChannelKey(named, epoch, self.key, Edition(roster.signer_id, made_under)).encode()
-        envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
+        envelope = sender.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 
     def told(self, *, may_give_key: bool = True, sender: str = "alice", **channel: object) -> None:
@@ -199,7 +200,7 @@ def test_a_key_is_believed_when_its_sender_may_give_it_out(client: Client, broug
     brought.come()
     assert client.channels.take_keys(bob) == 1
     assert brought.kept
-    assert [one.sender for one in bob.channels.keys(CHANNEL)] == ["alice"]
+    assert [one.sender for one in held_keys(bob, CHANNEL)] == ["alice"]
     assert bob.inbox.controls() == []
     assert client.channels.take_keys(bob) == 0
 
@@ -326,7 +327,9 @@ def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_othe
     known = brought.alice.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
     body = ChannelKey(other, 1, EpochKey.generate()).encode()
-    bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
+    bob.receive(
+        brought.alice.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=other).wire, now=now()
+    )
     brought.told()
     brought.come()
     assert client.channels.take_keys(bob) == 1
@@ -396,7 +399,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
     assert known is not None
     for _ in range(3):
         body = ChannelKey(other, 1, EpochKey.generate(), Edition(uuid4(), 1)).encode()
-        lost = brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other)
+        lost = brought.alice.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=other)
         bob.receive(lost.wire, now=now())
     brought.told()
     brought.come()
@@ -468,7 +471,7 @@ def test_after_a_removal_the_next_publisher_makes_the_next_key(
     new = UUID(asked.json()["epoch_key_id"])
     assert new != key.key_id
     assert decode(recorder.asked("POST", f"{PATH}/publish")[-1].body).header.key_id == new
-    assert [one.epoch for one in bob.channels.keys(CHANNEL)] == [2, 1]
+    assert [one.epoch for one in held_keys(bob, CHANNEL)] == [2, 1]
 
 
 def test_a_key_is_here_before_a_server_hears_of_it(client: Client, recorder: Recorder, bob: Mailbox) -> None:
@@ -478,7 +481,7 @@ def test_a_key_is_here_before_a_server_hears_of_it(client: Client, recorder: Rec
     with pytest.raises(Unavailable):
         client.channels.publish(bob, CHANNEL, b"x")
     named = {UUID(one.json()["epoch_key_id"]) for one in recorder.asked("POST", f"{PATH}/epoch")}
-    assert named == {one.key_id for one in bob.channels.keys(CHANNEL)}
+    assert named == {one.key_id for one in held_keys(bob, CHANNEL)}
 
 
 def test_a_day_after_a_leave_the_next_publish_changes_the_key(
@@ -629,7 +632,7 @@ def test_mail_that_is_put_back_is_not_looked_at_in_circles(
 def mail_to_bob(sender: Mailbox, body: bytes) -> Envelope:
     known = sender.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
-    return sender.outbox.seal(known.link, body, now=now(), channel_id=CHANNEL)
+    return sender.outbox.seal(known.bundle, body, now=now(), channel_id=CHANNEL)
 
 
 def leased(envelope: Envelope) -> bytes:
@@ -980,4 +983,4 @@ def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder
     recorder.tell("POST", "/v1/channels", shown(channel_name="other", roster_version=1), status=201)
     with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
         client.channels.create(alice, "other", ChannelPolicy.PRIVATE)
-    assert alice.channels.keys(CHANNEL) == []
+    assert held_keys(alice, CHANNEL) == []

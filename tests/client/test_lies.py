@@ -75,7 +75,7 @@ class Plot:
 
     def send_batch(self) -> None:
         found, _ = self.alice.client.keys.find(self.alice.mailbox, self.bob.name)
-        envelope = self.alice.mailbox.outbox.seal(found.link, self.body, now=now())
+        envelope = self.alice.mailbox.outbox.seal(found.bundle, self.body, now=now())
         self.alice.client.mail.send_sealed(self.alice.mailbox, [envelope])
 
     def later(self) -> None:

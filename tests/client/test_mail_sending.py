@@ -109,7 +109,7 @@ def test_control_messages_are_stored_and_acknowledged_and_not_shown(alice: Perso
 
 def test_several_sealed_messages_go_together_and_each_has_its_outcome(alice: Person, bob: Person) -> None:
     found, _ = alice.client.keys.find(alice.mailbox, bob.name)
-    envelopes = [alice.mailbox.outbox.seal(found.link, bytes([n]), now=now()) for n in range(3)]
+    envelopes = [alice.mailbox.outbox.seal(found.bundle, bytes([n]), now=now()) for n in range(3)]
     assert alice.client.mail.send_sealed(alice.mailbox, envelopes) == [None] * 3
     stolen = forged(wire.decode(envelopes[0].wire), alice.mailbox, priority=Priority.HIGH)
     again = alice.client.mail.send_sealed(alice.mailbox, [envelopes[1], wire.decode(stolen)])
@@ -365,7 +365,7 @@ def test_all_that_waits_is_sent_however_much_it_is_and_what_was_not_tried_is_cou
     monkeypatch.setattr(Outbox, "due", lambda self, now, limit=2: due(self, now, limit))
     found, _ = alice.client.keys.find(alice.mailbox, bob.name)
     for number in range(5):
-        alice.mailbox.outbox.seal(found.link, bytes([number]), now=now())
+        alice.mailbox.outbox.seal(found.bundle, bytes([number]), now=now())
     with closed_port() as url, Client(url, identity=alice.mailbox) as nowhere:
         done = nowhere.mail.retry_outbox(alice.mailbox)
         assert (done.sent, len(done.unsent), done.left) == ((), 1, 4)
@@ -544,12 +544,12 @@ def test_killed_between_opening_and_acknowledging_it_is_recognised_acknowledged_
     with pytest.raises(KeyboardInterrupt):
         bob.client.mail.receive(bob.mailbox, lease_seconds=5)
     bob.reopen()
-    assert [one.replay_key for one in bob.mailbox.inbox.unacked()] == [sent.replay_key]
+    assert bob.mailbox.inbox.message(sent.replay_key).acked_at is None
     received = bob.client.mail.receive(bob.mailbox, wait=8)
     assert received.messages == ()
     assert [one.replay_key for one in received.recovered] == [sent.replay_key]
     assert [(type(one.error), one.verdict) for one in received.not_opened] == [(Replayed, AckVerdict.ACKNOWLEDGED)]
-    assert bob.mailbox.inbox.unacked() == []
+    assert bob.mailbox.inbox.message(sent.replay_key).acked_at is not None
     assert bob.mailbox.inbox.read(sent.replay_key, now()).body == b"once"
     told = alice.client.mail.update_outbox(alice.mailbox).changes
     assert [(one.status, one.by) for one in told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from angelia.client import (
     AsyncClient,
@@ -29,15 +30,18 @@ from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_stream import PrekeysLow
 from angelia.envelope.receipts import Receipt
 from angelia.errors import DiskFull
+from angelia.mail.hot_store import events
 from angelia.mail.model import DeliveryEvent, DeliveryStatus
 from angelia.mailbox import identity
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxStatus
 from angelia.mailbox.receipt_log import ReceiptLog
+from angelia.runtime_file import read_runtime
 from client.letters import now, outgoing
 from client.recorder import Recorder
 from live_agents import Person
+from server_process import ServerProcess
 
 Join = Callable[..., Person]
 
@@ -48,7 +52,12 @@ pytestmark = pytest.mark.usefixtures("short_work")
 # The stream.
 
 
-async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob: Person) -> None:
+async def test_a_stream_says_what_comes_and_what_became_of_it(
+    server: ServerProcess, alice: Person, bob: Person
+) -> None:
+    runtime = read_runtime(server.data_dir)
+    assert runtime is not None
+    topic = events(alice.name).encode()
     async with (
         AsyncClient(bob.url, identity=bob.mailbox) as bobs,
         AsyncClient(alice.url, identity=alice.mailbox) as alices,
@@ -59,10 +68,8 @@ async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob
         handed = await anext(incoming)
         assert isinstance(handed, LeasedMessage)
         waiting = asyncio.create_task(anext(news))
-        for _ in range(100):  # until the second stream is heard as well
-            await asyncio.sleep(0.05)
-            if waiting.done():
-                break
+        with redis.Redis.from_url(runtime.redis_url) as hot:
+            await until(lambda: topic in hot.pubsub_channels())  # the second stream is heard as well
         received = await bobs.mail.take_in(bob.mailbox, [handed])
         assert [one.body for one in received.messages] == [b"hello"]
         said = await asyncio.wait_for(waiting, 10)
@@ -82,11 +89,7 @@ async def test_a_mailbox_that_is_served_answers_questions(alice: Person, bob: Pe
         mailbox_server = asyncio.create_task(bobs.mail.serve(bob.mailbox, answer))
         answered = await alices.mail.ask(alice.mailbox, bob.name, b"shout", timeout=20)
         assert answered.body == b"SHOUT"
-        for _ in range(100):
-            if outgoing(bob).status is OutboxStatus.DELIVERED:
-                break
-            await asyncio.sleep(0.1)
-        assert outgoing(bob).status is OutboxStatus.DELIVERED
+        await until(lambda: outgoing(bob).status is OutboxStatus.DELIVERED, mailbox_server)
         mailbox_server.cancel()
         with pytest.raises(asyncio.CancelledError):
             await mailbox_server
@@ -291,7 +294,8 @@ async def test_a_fault_of_the_disk_after_the_commit_keeps_no_message_from_the_ha
         for body in (b"first", b"second"):
             await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, body)
         await until(lambda: len(got) == 2, task)
-        assert [one.message_id for one in bob.mailbox.inbox.unacked()] == [one.message_id for one in faults]
+        unacked = [one.message_id for one in bob.mailbox.inbox.page().messages if one.acked_at is None]
+        assert unacked == [one.message_id for one in faults]
     assert got == [b"first", b"second"]
 
 
@@ -331,7 +335,7 @@ async def test_what_was_opened_for_the_handler_and_never_told_is_handled_when_it
         got.append(opened.body)
 
     async with served(bob, handle) as task:
-        await until(lambda: got and not bob.mailbox.inbox.unacked(), task)
+        await until(lambda: got and all(one.acked_at for one in bob.mailbox.inbox.page().messages), task)
     assert got == [b"once"]
 
 

@@ -362,10 +362,10 @@ def test_a_sender_who_rotated_its_pair_is_followed_and_a_stranger_is_not_looked_
     alice.pinned_keys.pin_first(newest(bob), now())
     with Client(recorder.url, identity=bob) as client:
         with pytest.raises(NotAllowed):
-            client.mail.open(bob, alice.outbox.seal(newest(bob), b"x", now=now()).wire)
+            client.mail.open(bob, alice.outbox.seal(newest(bob).bundle, b"x", now=now()).wire)
         bob.allowlist.allow("alice", now())
         link = rotated(alice, signer=True)
-        wire = alice.outbox.seal(newest(bob), b"by another pair", now=now()).wire
+        wire = alice.outbox.seal(newest(bob).bundle, b"by another pair", now=now()).wire
         assert asked(recorder) == []
         serve(recorder, "alice", since())
         with pytest.raises(UnknownSigner):
@@ -382,7 +382,7 @@ def test_what_a_stolen_pair_signs_is_refused_once_its_revocation_can_be_known(
     bob.allowlist.allow("alice", now())
     alice.pinned_keys.pin_first(newest(bob), now())
     stolen = alice.identity.pair.public.signer_id
-    forged = alice.outbox.seal(newest(bob), b"dated back", now=now()).wire
+    forged = alice.outbox.seal(newest(bob).bundle, b"dated back", now=now()).wire
     link = rotated(alice, signer=True, emergency=True)
     serve(recorder, "alice", {**since(link), "revoked": [str(stolen)]})
     with Client(recorder.url, identity=bob) as client:
@@ -398,7 +398,7 @@ def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
     bob.pinned_keys.pin_first(newest(alice), now(), None)
     bob.allowlist.allow("alice", now())
     alice.pinned_keys.pin_first(newest(bob), now())
-    first, second = (alice.outbox.seal(newest(bob), body, now=now()).wire for body in (b"one", b"two"))
+    first, second = (alice.outbox.seal(newest(bob).bundle, body, now=now()).wire for body in (b"one", b"two"))
     with Client("http://127.0.0.1:9", identity=bob) as client:
         assert client.mail.open(bob, first).body == b"one"
     recorder.told["GET", "/v1/keys/bundle/alice"] = []

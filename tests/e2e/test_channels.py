@@ -20,6 +20,7 @@ from angelia.envelope.rosters import roster_document
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
 from channel_agents import Talker
+from held_keys import held_keys
 from roster_steps import People
 from server_process import ServerProcess
 
@@ -168,7 +169,7 @@ def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: Peop
     alice.client.channels.disallow(alice.mailbox, channel, carol.name)
     assert isinstance(bob.page(channel)[1], ChannelMessage)
     found = bob.client.channels.find(bob.mailbox, channel)
-    (late,) = [one for one in bob.mailbox.channels.keys(found.channel_id) if one.sender == carol.name]
+    (late,) = [one for one in held_keys(bob.mailbox, found.channel_id) if one.sender == carol.name]
     assert bob.mailbox.channels.present_key(found.channel_id, late.key_id) is None
     assert bob.client.channels.publish(bob.mailbox, channel, b"the next epoch").channel.epoch == late.epoch + 1
 

@@ -19,6 +19,7 @@ from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
 from angelia.mailbox.drafts import Draft, SendOptions
 from channel_agents import Talker
+from held_keys import held_keys
 from lying_proxy import Liar
 from roster_steps import (
     CHANNEL,
@@ -41,7 +42,7 @@ from roster_steps import (
 
 def key_of(who: Talker, channel_id: UUID) -> EpochKey:
     """The one key of a channel that an agent has."""
-    [held] = who.mailbox.channels.keys(channel_id)
+    [held] = held_keys(who.mailbox, channel_id)
     key = who.mailbox.channels.key(channel_id, held.key_id, now())
     assert key is not None
     return key
@@ -127,7 +128,7 @@ def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: Peo
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, key.key_id)
     assert sealed_under(bob, channel) != key.key_id
     takes(carol)
-    assert key.key_id not in [one.key_id for one in carol.mailbox.channels.keys(before.channel_id)]
+    assert key.key_id not in [one.key_id for one in held_keys(carol.mailbox, before.channel_id)]
     assert sealed_under(carol, channel) != key.key_id
 
 

@@ -24,6 +24,7 @@ from angelia.envelope.times import unix_ms
 from angelia.errors import NotFound
 from angelia.mailbox.channels import ChannelMessage
 from channel_agents import Talker, without_roster
+from held_keys import held_keys
 from lying_proxy import Answer, Asked, Liar, problem
 from roster_steps import (
     CHANNEL,
@@ -65,7 +66,7 @@ def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, pol
     if policy is ChannelPolicy.ALLOWLIST:
         assert isinstance(posted.unreached[mallory.name], NotAllowed)
     assert mallory.client.mail.receive(mallory.mailbox, most=50).controls == 0
-    assert mallory.mailbox.channels.keys(channel_id) == []
+    assert held_keys(mallory.mailbox, channel_id) == []
 
 
 def test_a_member_who_publishes_gives_it_no_key_either(people: People, sql: Sql) -> None:
@@ -92,7 +93,7 @@ def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -
     assert bob.hears(channel) == carol.hears(channel) == ["from alice"]
     channel_id = id_of(bob, channel)
     smuggle(sql, channel_id, bob)
-    key = bob.mailbox.channels.keys(channel_id)[0]
+    key = held_keys(bob.mailbox, channel_id)[0]
     secret = bob.mailbox.channels.key(channel_id, key.key_id, now())
     assert secret is not None
     bob.client.channels.publish_envelope(

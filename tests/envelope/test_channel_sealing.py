@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from angelia.envelope import json_form, wire
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
-from angelia.envelope.sealing import ChannelKey, Edition, EpochKey, Post, seal_post, unseal, unseal_post, verify
+from angelia.envelope.sealing import ChannelKey, Edition, EpochKey, Letter, seal, unseal, unseal_post, verify
 from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from envelope.reference import Raw, inner
 from envelope.samples import ALICE, BOB, CHANNEL, CORRELATION, MALLORY, NOW, SENDER, XWING, sealed
@@ -24,13 +24,13 @@ KEY = EpochKey.of(b"\x44" * 32)
 OTHER = EpochKey.of(b"\x45" * 32)
 
 
-def post(body: bytes = b"hello", **other: object) -> Post:
+def post(body: bytes = b"hello", **other: object) -> Letter:
     values: dict[str, object] = {"message_id": uuid4(), "created_at": NOW, "channel_id": CHANNEL, "key": KEY, **other}
-    return Post(body=body, **values)  # type: ignore[arg-type]
+    return Letter(body=body, **values)  # type: ignore[arg-type]
 
 
 def posted(body: bytes = b"hello", **other: object) -> Envelope:
-    return seal_post(post(body, **other), SENDER, ALICE)
+    return seal(post(body, **other), SENDER, ALICE)
 
 
 @given(
@@ -93,7 +93,7 @@ def test_another_key_another_channel_and_another_suite_open_nothing() -> None:
 
 def test_a_member_cannot_pose_as_another_member() -> None:
     """Everybody has the key; nobody has the other's signing pair."""
-    forged = seal_post(post(b"alice says so"), SENDER, MALLORY)
+    forged = seal(post(b"alice says so"), SENDER, MALLORY)
     with pytest.raises(SignatureFailed):
         verify(forged, ALICE.public)
     claimed = Raw.of(forged).but(sender_key_id=ALICE.public.signer_id.bytes).signed(MALLORY)

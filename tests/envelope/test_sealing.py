@@ -101,7 +101,9 @@ def test_an_envelope_of_ours_opens_by_the_definition(kind: KeyType) -> None:
 
 def test_a_channel_key_stands_in_for_the_secret_and_no_kem_key() -> None:
     head = wire.encode_head(sealed().header)
-    assert sealing.message_key(b"4" * 32, head) == sealing.message_key(b"4" * 32, head, bytes(32))
+    key = sealing.EpochKey.of(b"4" * 32)
+    assert key.encapsulate() == (b"4" * 32, b"")
+    assert sealing.message_key(b"4" * 32, head, key.digest) == sealing.message_key(b"4" * 32, head, bytes(32))
 
 
 # Freshness.

@@ -124,11 +124,18 @@ async def test_a_kept_connection_is_hung_up_on_when_the_next_head_stalls(port: i
 
 async def test_a_peer_that_does_not_read_its_answer_is_hung_up_on(port: int, monkeypatch) -> None:
     monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.2)
+    hung_up, connection_lost = asyncio.Event(), BoundedProtocol.connection_lost
+
+    def noted(connection: BoundedProtocol, error: Exception | None) -> None:
+        connection_lost(connection, error)
+        hung_up.set()
+
+    monkeypatch.setattr(BoundedProtocol, "connection_lost", noted)
     lazy = socket.socket()
     lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     lazy.connect(("127.0.0.1", port))
     lazy.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
-    await asyncio.sleep(0.5)
+    await asyncio.wait_for(hung_up.wait(), 10)
     lazy.settimeout(5)
     received = await asyncio.to_thread(_read_all, lazy)
     assert received < LARGE

@@ -813,26 +813,24 @@ async def test_a_long_poll_wakes_when_mail_comes_and_does_not_look_for_it(
     alice: Correspondent,
     bob: Correspondent,
     now: datetime,
+    waits: asyncio.Queue[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (delivery_module, wake_module):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     elsewhere: PostOffice = await another()
-    polls, listens = [], asyncio.Event()
+    polls = []
     next_ = office.delivery._next
 
     async def counted(*args: Any) -> Any:
         polls.append(await next_(*args))
-        if len(polls) == 2:  # once, and once more when it listens
-            listens.set()
         return polls[-1]
 
     monkeypatch.setattr(office.delivery, "_next", counted)
     waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=30))
     async with asyncio.timeout(10):
-        await listens.wait()
-        await asyncio.sleep(0.3)
-        assert len(polls) == 2
+        assert await waits.get() > 15  # no look before that is over, or mail comes
+        assert len(polls) == 2  # once, and once more when it listens
         began = time.monotonic()
         await elsewhere.sent(alice, bob, now)
         (got,) = await waiting
@@ -870,15 +868,20 @@ async def test_a_long_poll_wakes_when_a_lease_or_a_back_off_ends(
 
 
 async def test_a_long_poll_for_an_answer_wakes_for_it_and_not_for_other_mail(
-    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    waits: asyncio.Queue[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (delivery_module, wake_module):
         monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     thread = uuid4()
     waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=20, correlation_id=thread))
+    await asyncio.wait_for(waits.get(), 10)
     await office.sent(alice, bob, now, b"other")
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
+    await asyncio.wait_for(waits.get(), 10)  # it has looked, and waits again
     await office.sent(alice, bob, now, b"the answer", correlation_id=thread)
     async with asyncio.timeout(3):
         assert bodies(bob, await waiting) == [b"the answer"]
@@ -892,10 +895,10 @@ async def test_a_long_poll_without_mail_ends_in_time(office: PostOffice, bob: Co
 
 
 async def test_a_server_that_stops_answers_those_who_wait(
-    office: PostOffice, bob: Correspondent, now: datetime
+    office: PostOffice, bob: Correspondent, now: datetime, waits: asyncio.Queue[float]
 ) -> None:
     waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=30))
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(waits.get(), 10)
     office.wake.stop()
     async with asyncio.timeout(2):
         assert await waiting == []
@@ -923,11 +926,11 @@ async def test_whoever_goes_away_at_whatever_moment_takes_no_message_along(
 
 
 async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
-    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, waits: asyncio.Queue[float]
 ) -> None:
     for steps in range(0, 40, 2):
         leaving = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=5))
-        await asyncio.sleep(0.02)
+        await asyncio.wait_for(waits.get(), 10)
         await office.sent(alice, bob, now)
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from angelia.envelope.wire import Envelope
 from http_agents import HOST, Server
 from mail_agents import Correspondent
 from probe_edge import listening
+from store_probes import until_blocked
 
 
 @pytest.fixture
@@ -32,9 +33,8 @@ async def standing_still(database_url: str, envelope: Envelope) -> AsyncIterator
         async with keeper.transaction():
             await keeper.execute("LOCK TABLE blocks IN ACCESS EXCLUSIVE MODE")
             yield
+            await until_blocked(watcher)
             async with asyncio.timeout(20):
-                while not await watcher.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
                 while datetime.now(UTC).timestamp() * 1000 <= envelope.header.expires_at:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     finally:

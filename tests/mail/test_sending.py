@@ -15,7 +15,7 @@ from angelia.envelope import json_form, sealing
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.sealing import EpochKey, Post
+from angelia.envelope.sealing import EpochKey, Letter
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import MAX_ENVELOPE, Compression, Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, KeyStale, MessageExpired, Unavailable
@@ -266,8 +266,8 @@ async def test_a_suite_that_the_recipient_does_not_take_is_refused(
 
 
 async def test_an_envelope_for_a_channel_is_no_mail(server: Server, alice: Correspondent) -> None:
-    post = Post(channel_id=uuid4(), key=EpochKey.generate(), body=b"all", message_id=uuid4(), created_at=now_ms())
-    answer = await alice.mail(server, sealing.seal_post(post, "alice", alice.pair))
+    post = Letter(channel_id=uuid4(), key=EpochKey.generate(), body=b"all", message_id=uuid4(), created_at=now_ms())
+    answer = await alice.mail(server, sealing.seal(post, "alice", alice.pair))
     assert (answer.status_code, answer.json()["code"]) == (400, "suite_refused")
 
 

@@ -23,6 +23,7 @@ from angelia.mail.ticks import RECONCILED, REVOKED
 from angelia.stores.wake import decode_event as heard
 from mail_agents import Correspondent
 from mail_office import PostOffice, left, told
+from store_probes import until_blocked
 
 MS, SECOND, MINUTE, DAY = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(days=1)
 NOTHING_WAITS = {"envelopes": 0, "sent_ids": 1, "delivery_receipts": 1}
@@ -325,7 +326,7 @@ async def test_every_bucket_is_rebuilt(
 
 
 async def test_what_is_acknowledged_while_its_row_is_being_enqueued_is_not_delivered(
-    office: PostOffice, another, alice: Correspondent, bob: Correspondent, now: datetime
+    office: PostOffice, another, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
     elsewhere: PostOffice = await another()
     await office.sent(alice, bob, now)
@@ -335,8 +336,8 @@ async def test_what_is_acknowledged_while_its_row_is_being_enqueued_is_not_deliv
 
     async def slow(place: QueuePlace, *rest: Any) -> bool:
         acking.append(asyncio.create_task(office.ack(bob, got, now)))
-        await asyncio.sleep(0.05)
-        assert not acking[0].done()  # it waits for the row
+        await until_blocked(connection)  # it waits for the row
+        assert not acking[0].done()
         return await enqueue(place, *rest)
 
     elsewhere.queues.enqueue = slow  # type: ignore[method-assign]

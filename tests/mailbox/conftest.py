@@ -96,6 +96,6 @@ def send(alice: Mailbox) -> Callable[..., bytes]:
     def seal(to: str = "bob", body: bytes = b"hello", now: datetime = NOW, **options: object) -> bytes:
         known = alice.pinned_keys.bundle(to, now, max_age=None)
         assert known is not None
-        return alice.outbox.seal(known.link, body, now=now, **options).wire  # type: ignore[arg-type]
+        return alice.outbox.seal(known.bundle, body, now=now, **options).wire  # type: ignore[arg-type]
 
     return seal

@@ -44,14 +44,14 @@ def seal(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "alice")
     known = box.pinned_keys.bundle("bob", NOW)
     assert known is not None
-    return lambda: box.outbox.seal(known.link, argument.encode(), now=NOW)
+    return lambda: box.outbox.seal(known.bundle, argument.encode(), now=NOW)
 
 
 def reseal(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "alice")
     known = box.pinned_keys.bundle("bob", NOW)
     assert known is not None
-    return lambda: box.outbox.reseal(argument, known.link, NOW + timedelta(minutes=10))
+    return lambda: box.outbox.reseal(argument, known.bundle, NOW + timedelta(minutes=10))
 
 
 def rotate(home: Path, argument: str) -> Callable[[], object]:

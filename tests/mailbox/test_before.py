@@ -77,7 +77,7 @@ def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox
     (waiting,) = alice.outbox.due(THEN)
     known = alice.pinned_keys.bundle("bob", THEN, max_age=None)
     assert known is not None
-    again = alice.outbox.reseal(waiting.replay_key, known.link, THEN)
+    again = alice.outbox.reseal(waiting.replay_key, known.bundle, THEN)
     assert again.header.message_id == waiting.message_id
     assert alice.outbox.mark(again.replay_key, OutboxStatus.DELIVERED)
     alice.delete(again.replay_key, THEN)

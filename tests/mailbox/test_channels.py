@@ -23,7 +23,7 @@ from angelia.envelope.refusals import (
     UnknownKey,
     WrongRecipient,
 )
-from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.sealing import ChannelKey, EpochKey, Letter
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
@@ -32,6 +32,7 @@ from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, 
 from angelia.mailbox.database import FILE, SCHEMA
 from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
+from held_keys import held_keys
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -109,8 +110,8 @@ def test_a_page_has_an_outcome_for_each(members: tuple[Mailbox, Mailbox], key: E
 def test_members_cannot_pose_as_each_other(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
     """Bob has the key; he writes in Alice's name, with his own pair and with hers named."""
     alice, bob = members
-    post = Post(channel_id=CHANNEL, key=key, body=b"alice says", message_id=uuid4(), created_at=unix_ms(NOW))
-    forged = sealing.seal_post(post, "alice", bob.identity.pair)
+    post = Letter(channel_id=CHANNEL, key=key, body=b"alice says", message_id=uuid4(), created_at=unix_ms(NOW))
+    forged = sealing.seal(post, "alice", bob.identity.pair)
     with pytest.raises(SignatureFailed):
         opened(alice, 1, dataclasses.replace(forged, header=renamed(forged, alice)))
     assert opened(alice, 1, alice.channels.seal(CHANNEL, key, b"alice herself", NOW)).body == b"alice herself"
@@ -161,7 +162,7 @@ def test_keys_are_kept_under_the_local_key_and_bound_to_their_id(alice: Mailbox,
     alice.channels.keep(ChannelKey(CHANNEL, 1, key), "bob", NOW)
     assert alice.channels.key(CHANNEL, key.key_id, NOW) == key
     assert alice.channels.key(uuid4(), key.key_id, NOW) is None
-    held = alice.channels.keys(CHANNEL)
+    held = held_keys(alice, CHANNEL)
     assert [(one.key_id, one.epoch, one.sender) for one in held] == [(key.key_id, 1, "bob")]
     files = [path.read_bytes() for path in alice.directory.glob(f"{FILE}*")]
     assert not any(key.secret in content for content in files)
@@ -181,7 +182,7 @@ def test_a_key_that_was_replaced_lives_until_nothing_under_it_can_be_read(
     # It is destroyed an hour after the clock has shown that its time is over.
     for at in (over, over + timedelta(hours=2), over + timedelta(hours=4)):
         bob.receive_many([], now=at)
-    assert [one.epoch for one in bob.channels.keys(CHANNEL)] == [2]
+    assert [one.epoch for one in held_keys(bob, CHANNEL)] == [2]
     assert bob.channels.key(CHANNEL, new.key_id, over) == new
 
 
@@ -279,7 +280,7 @@ def test_an_epoch_without_a_key_is_only_a_word(members: tuple[Mailbox, Mailbox],
     bob.channels.check_epoch(CHANNEL, 1)
     with pytest.raises(EpochLeapt):
         bob.channels.check_epoch(CHANNEL, 10**12)
-    assert bob.channels.keys(CHANNEL)[0].epoch == 1
+    assert held_keys(bob, CHANNEL)[0].epoch == 1
 
 
 def test_who_cannot_be_reached_is_tried_after_a_minute_then_ever_more_seldom_up_to_an_hour(bob: Mailbox) -> None:
@@ -330,7 +331,7 @@ def test_a_mailbox_of_version_1_gets_the_tables_and_keeps_what_it_had(
         old.execute("PRAGMA user_version = 1")
     old.close()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
-        assert again.database.rows("channel_keys", str(CHANNEL)) == []
+        assert held_keys(again, CHANNEL) == []
         again.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
         (message,) = again.inbox.page().messages
         assert again.inbox.read(message.replay_key, NOW).body == b"from before"

@@ -54,7 +54,7 @@ def test_a_clock_that_ran_ahead_for_a_moment_destroys_nothing(
     assert [one.replay_key for one in alice.outbox.due(NOW + DAY)] == [unsent]
     known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
-    alice.outbox.reseal(unsent, known.link, NOW + DAY)
+    alice.outbox.reseal(unsent, known.bundle, NOW + DAY)
 
 
 def test_a_clock_that_runs_ahead_again_and_again_destroys_nothing(alice: Mailbox, bob: Mailbox, unsent: str) -> None:
@@ -105,7 +105,7 @@ def test_a_replaced_key_is_in_no_file_once_it_is_destroyed(bob: Mailbox) -> None
 def test_the_content_of_a_message_is_in_no_file_once_it_is_delivered(alice: Mailbox, bob: Mailbox, size: int) -> None:
     known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
-    key = alice.outbox.seal(known.link, bytes(size), now=NOW).replay_key
+    key = alice.outbox.seal(known.bundle, bytes(size), now=NOW).replay_key
     _, content = alice.database.row("outbox_body", key)
     assert on_disk(alice, content[:60])
     alice.outbox.mark(key, OutboxStatus.DELIVERED)
@@ -146,11 +146,11 @@ def test_a_deleted_message_leaves_no_other_envelope_of_it_and_no_key_that_opens_
     known, later = alice.pinned_keys.bundle("bob", NOW, max_age=None), NOW + timedelta(minutes=10)
     assert known is not None
     keys = bob.own_keys.make_one_time_keys(4, NOW)
-    first = alice.outbox.seal(known.link, b"destroy me", now=NOW, one_time_key=keys[0])
-    second = alice.outbox.reseal(first.replay_key, known.link, later, one_time_key=keys[1])
-    third = alice.outbox.reseal(second.replay_key, known.link, later + timedelta(minutes=10), one_time_key=keys[2])
-    other = alice.outbox.seal(known.link, b"another", now=NOW, message_id=(shared := uuid.uuid4()))
-    conflict = alice.outbox.seal(known.link, b"same id as another", now=NOW, message_id=shared)
+    first = alice.outbox.seal(known.bundle, b"destroy me", now=NOW, one_time_key=keys[0])
+    second = alice.outbox.reseal(first.replay_key, known.bundle, later, one_time_key=keys[1])
+    third = alice.outbox.reseal(second.replay_key, known.bundle, later + timedelta(minutes=10), one_time_key=keys[2])
+    other = alice.outbox.seal(known.bundle, b"another", now=NOW, message_id=(shared := uuid.uuid4()))
+    conflict = alice.outbox.seal(known.bundle, b"same id as another", now=NOW, message_id=shared)
     bob.receive_many([first.wire, second.wire, other.wire, conflict.wire], now=later)
     assert len(seeds(bob)) == 3
     bob.delete(first.replay_key, later)

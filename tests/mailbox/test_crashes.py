@@ -88,7 +88,7 @@ def test_a_message_is_neither_lost_nor_opened_twice(
             was_there.append(refused(box, sealed))
             assert bodies(box) == [b"hello"]
             assert refused(box, sealed)
-            assert [message.sender for message in box.inbox.unacked()] == ["alice"]
+            assert [(message.sender, message.acked_at) for message in box.inbox.page().messages] == [("alice", None)]
             assert box.verify() == []
             assert box.receipts().problems == ()
     assert was_there == sorted(was_there)  # once it was taken it stays taken
@@ -137,7 +137,7 @@ def test_what_was_sealed_is_whole_or_was_never_there(crash: Crash) -> None:
 def test_a_message_is_sealed_again_whole_or_not_at_all(crash: Crash, alice: Mailbox, bob: Mailbox) -> None:
     known = alice.pinned_keys.bundle("bob", NOW)
     assert known is not None
-    old = alice.outbox.seal(known.link, b"again", now=NOW).replay_key
+    old = alice.outbox.seal(known.bundle, b"again", now=NOW).replay_key
     for home in crash("reseal", old, least=5):
         with opened(home, "alice") as sender:
             rows = {row.replay_key: row for row in sender.outbox.page()}

@@ -22,7 +22,6 @@ from angelia.mailbox.database import (
     NewerDatabase,
     stamp,
     unstamp,
-    write_meta,
 )
 from angelia.mailbox.private_files import UnsafeFile
 
@@ -155,14 +154,14 @@ def test_a_transaction_that_fails_leaves_nothing(directory: Path) -> None:
 
     def fail() -> None:
         with database.transaction() as tx:
-            databases.write_meta(tx, "a", "1")
+            tx.write("write_meta", "a", "1")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     assert database.row("read_meta", "a") is None
     with database.transaction() as tx:
-        databases.write_meta(tx, "a", "2")
+        tx.write("write_meta", "a", "2")
     assert database.row("read_meta", "a") == ("2",)
     database.close()
 
@@ -173,7 +172,7 @@ def test_a_full_disk_is_told_as_such(directory: Path) -> None:
         (pages,) = tx.execute("PRAGMA page_count").fetchone()
         tx.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     with pytest.raises(DiskFull), database.transaction() as tx:
-        write_meta(tx, "much", "x" * 100_000)
+        tx.write("write_meta", "much", "x" * 100_000)
     database.close()
 
 
@@ -207,7 +206,7 @@ def test_a_writer_that_was_passed_over_asks_again(directory: Path, monkeypatch: 
     holder.start()
     taken.wait()
     with other.transaction() as tx:
-        databases.write_meta(tx, "a", "1")
+        tx.write("write_meta", "a", "1")
     assert one.row("read_meta", "a") == ("1",)
     one.close()
     other.close()
@@ -226,11 +225,11 @@ def test_threads_that_ended_leave_no_connection_behind(directory: Path) -> None:
 def test_a_child_of_a_fork_does_not_use_its_parents_connection(directory: Path) -> None:
     database = MailboxDatabase(directory)
     with database.transaction() as tx:
-        databases.write_meta(tx, "a", "1")
+        tx.write("write_meta", "a", "1")
     child = os.fork()
     if child == 0:
         with database.transaction() as tx:
-            databases.write_meta(tx, "a", "2")
+            tx.write("write_meta", "a", "2")
         database.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -253,14 +252,14 @@ def test_a_log_that_somebody_reads_is_emptied_after_the_next_transaction(
     reader.execute("SELECT * FROM meta").fetchall()
     with database.transaction() as tx:
         tx.execute(SQL["destroy_grace"])
-        databases.write_meta(tx, "a", "1")
+        tx.write("write_meta", "a", "1")
     assert log.stat().st_size > 0
     reader.execute("COMMIT")
     with database.transaction() as tx:
-        databases.write_meta(tx, "a", "2")
+        tx.write("write_meta", "a", "2")
     assert log.stat().st_size == 0
     with database.transaction() as tx:
-        databases.write_meta(tx, "a", "3")
+        tx.write("write_meta", "a", "3")
     assert log.stat().st_size > 0  # nothing was destroyed, so nothing is paid
     reader.close()
     database.close()
@@ -270,7 +269,7 @@ def test_what_is_deleted_is_overwritten(directory: Path) -> None:
     database = MailboxDatabase(directory)
     marker = "a secret that must not stay " * 4
     with database.transaction() as tx:
-        databases.write_meta(tx, "secret", marker)
+        tx.write("write_meta", "secret", marker)
     with database.transaction() as tx:
         tx.execute(SQL["drop_meta"], ("secret",))
     database.close()

@@ -91,12 +91,10 @@ def test_the_beginning_of_two_ids_is_ambiguous(bob: Mailbox, keys: list[str]) ->
 
 
 def test_what_is_acknowledged_is_not_waiting_any_more(bob: Mailbox, keys: list[str]) -> None:
-    assert [message.replay_key for message in bob.inbox.unacked()] == keys
     bob.inbox.mark_acked(keys[:3], NOW + MINUTE)
     bob.inbox.mark_acked(keys[:1], NOW + 2 * MINUTE)
-    assert [message.replay_key for message in bob.inbox.unacked()] == keys[3:]
+    assert [one.replay_key for one in bob.inbox.page().messages[::-1] if one.acked_at is None] == keys[3:]
     assert bob.inbox.message(keys[0]).acked_at == NOW + MINUTE
-    assert bob.inbox.unacked(1)[0].replay_key == keys[3]
 
 
 def test_a_receipt_can_be_given_again_after_a_crash_lost_it(alice: Mailbox, bob: Mailbox, keys: list[str]) -> None:

@@ -201,7 +201,7 @@ def test_where_mail_lives_longer_a_replaced_key_is_kept_as_long(home: Path, alic
         known = patient.pinned_keys.bundle("bob", NOW, max_age=None)
         assert known is not None
         made = NOW + HOUR  # from a copy of the keys that is an hour old
-        long = patient.outbox.seal(known.link, b"long", now=made, ttl_seconds=month // timedelta(seconds=1))
+        long = patient.outbox.seal(known.bundle, b"long", now=made, ttl_seconds=month // timedelta(seconds=1))
         rotate(willing)
         assert stored(willing) == [("xwing", "signed", "grace", NOW + kept)]
         assert willing.receive(long.wire, now=made + month - MS).body == b"long"

@@ -93,7 +93,7 @@ def test_only_the_bundle_that_was_checked_last_is_sealed_to(alice: Mailbox, bob:
     link = bob.key_rotation.begin(NOW)
     bob.key_rotation.finish(NOW)
     with pytest.raises(UntrustedBundle):
-        alice.outbox.seal(link, b"not followed yet", now=NOW)
+        alice.outbox.seal(link.bundle, b"not followed yet", now=NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(UntrustedBundle):
         alice.outbox.seal(old, b"stale", now=NOW)
@@ -128,7 +128,7 @@ def test_the_stronger_suite_is_chosen(alice: Mailbox, bob: Mailbox) -> None:
     link = bob.key_rotation.begin(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
     bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
-    assert alice.outbox.seal(link, b"x", now=NOW).header.suite is Suite.XWING
+    assert alice.outbox.seal(link.bundle, b"x", now=NOW).header.suite is Suite.XWING
 
 
 def test_a_one_time_key_must_be_the_recipients_and_young(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
@@ -299,7 +299,7 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
     link = bob.key_rotation.begin(NOW, emergency=True)
     bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
-    new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR)
+    new = alice.outbox.reseal(old.replay_key, link.bundle, NOW + HOUR)
     assert new.header.message_id == old.header.message_id
     assert new.header.expires_at == old.header.expires_at
     assert (new.header.priority, new.header.compression) == (Priority.HIGH, Compression.GZIP)
@@ -320,7 +320,7 @@ def test_a_message_whose_key_is_active_or_in_grace_is_not_sealed_again(
     bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(SealStands):
-        alice.outbox.reseal(sealed.replay_key, link, NOW + MINUTE)
+        alice.outbox.reseal(sealed.replay_key, link.bundle, NOW + MINUTE)
     assert kept(alice, sealed.replay_key)
 
 
@@ -332,7 +332,7 @@ def test_a_message_under_a_one_time_key_is_sealed_again_only_for_a_newer_bundle(
     link = bob.key_rotation.begin(NOW, emergency=True)
     bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
-    assert alice.outbox.reseal(old.replay_key, link, NOW).header.message_id == old.header.message_id
+    assert alice.outbox.reseal(old.replay_key, link.bundle, NOW).header.message_id == old.header.message_id
 
 
 def test_a_one_time_key_that_is_handed_out_twice_is_refused_the_second_time(

@@ -222,7 +222,7 @@ def test_a_file_of_keys_does_not_bring_a_revoked_key_back_and_is_no_fresh_copy(a
     assert known is not None
     assert (known.revoked, known.fetched_at) == (frozenset(revoked), NOW)
     with pytest.raises(KeyRevoked):
-        alice.outbox.seal(link, b"hello", now=NOW + HOUR)
+        alice.outbox.seal(link.bundle, b"hello", now=NOW + HOUR)
 
 
 def test_keys_that_came_only_as_a_file_are_looked_up_before_they_are_used_with_a_server(
@@ -266,15 +266,15 @@ def test_a_key_that_a_server_calls_revoked_is_used_again_once_its_agent_signs_th
     alice.pinned_keys.advance("bob", [link], NOW, [key])
     alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(KeyRevoked):
-        alice.outbox.seal(link, b"hello", now=NOW)
+        alice.outbox.seal(link.bundle, b"hello", now=NOW)
     later = rotate(bob, NOW + HOUR, kem=False)
     alice.pinned_keys.advance("bob", [later], NOW + HOUR)
-    assert alice.outbox.seal(later, b"hello", now=NOW + HOUR).header.key_id == key
+    assert alice.outbox.seal(later.bundle, b"hello", now=NOW + HOUR).header.key_id == key
     alice.pinned_keys.advance("bob", [later], NOW + HOUR, [key])
     with pytest.raises(KeyRevoked):  # said again, of the bundle that lists it
-        alice.outbox.seal(later, b"hello", now=NOW + HOUR)
+        alice.outbox.seal(later.bundle, b"hello", now=NOW + HOUR)
     alice.pinned_keys.trust(later, NOW + HOUR)
-    assert alice.outbox.seal(later, b"hello", now=NOW + HOUR).header.key_id == key
+    assert alice.outbox.seal(later.bundle, b"hello", now=NOW + HOUR).header.key_id == key
 
 
 def test_a_revocation_outlives_the_copy_of_the_bundle(alice: Mailbox, bob: Mailbox) -> None:
@@ -283,7 +283,7 @@ def test_a_revocation_outlives_the_copy_of_the_bundle(alice: Mailbox, bob: Mailb
     alice.pinned_keys.drop_bundle("bob")
     alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(KeyRevoked):
-        alice.outbox.seal(link, b"hello", now=NOW)
+        alice.outbox.seal(link.bundle, b"hello", now=NOW)
 
 
 def test_a_copy_of_a_bundle_is_good_for_an_hour_and_can_be_dropped_at_once(alice: Mailbox, bob: Mailbox) -> None:

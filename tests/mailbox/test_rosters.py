@@ -16,6 +16,7 @@ from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
+from held_keys import held_keys
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 CHANNEL = UUID("c9a3a2e0-1234-4678-9abc-def012345678")
@@ -133,7 +134,7 @@ def test_a_key_that_no_publisher_brings_opens_and_says_nothing_of_its_roster(bob
     bob.channels.keep(claimed, "carol", NOW, seals=False)
     bob.channels.keep(claimed, "alice", NOW)
     assert seals(bob, claimed)
-    assert [one.sender for one in bob.channels.keys(CHANNEL) if one.key_id == claimed.key.key_id] == ["alice"]
+    assert [one.sender for one in held_keys(bob, CHANNEL) if one.key_id == claimed.key.key_id] == ["alice"]
 
 
 def test_a_mailbox_that_missed_rosters_seals_by_what_the_newest_says_of_keys(bob: Mailbox, sign: Sign) -> None:

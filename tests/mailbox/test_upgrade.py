@@ -79,9 +79,9 @@ def test_anothers_bundle_that_was_signed_for_a_year_ends_after_a_month(home: Pat
         known = box.pinned_keys.bundle("bob", MADE, max_age=None)
         assert known is not None
         end = moment(known.bundle.issued_at) + timedelta(days=30)
-        box.outbox.seal(known.link, b"in time", now=end - timedelta(seconds=1))
+        box.outbox.seal(known.bundle, b"in time", now=end - timedelta(seconds=1))
         with pytest.raises(KeyStale, match="expired"):
-            box.outbox.seal(known.link, b"too late", now=end)
+            box.outbox.seal(known.bundle, b"too late", now=end)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 def sealed(alice: Mailbox, bob: Mailbox) -> Envelope:
     link = bob.own_keys.newest()
     assert link is not None
-    return alice.outbox.seal(link, b"hello", now=NOW)
+    return alice.outbox.seal(link.bundle, b"hello", now=NOW)
 
 
 def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from angelia.pipeline.jobs.catalog import JOBS
 from angelia.pipeline.jobs.job_context import JobContext
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where
 from angelia.pipeline.sources import archive
@@ -43,7 +44,7 @@ def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -
         work = JobContext(settings=Settings(), database_url=url, objects=objects, now=NOW, stack=stack, where=where)
         reports = [JOBS[job].load()(work).document() for job in jobs]
         found = work.spark.range(1).mapInArrow(_where_we_are, "place string").collect()
-        rows = archive.read(work.spark, objects, RECEIPTS, archive.files(objects, RECEIPTS))
+        rows = archive.read(work.spark, objects, RECEIPTS, listing.files(objects, RECEIPTS))
         with contextlib.redirect_stdout(io.StringIO()) as plan:
             rows.explain("extended")
         told = {"reports": reports, "place": found[0]["place"], "rows": rows.count(), "plan": plan.getvalue()}

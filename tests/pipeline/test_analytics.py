@@ -20,14 +20,23 @@ from hypothesis import strategies as st
 from angelia.cli.pipeline_environment import with_hot_tier
 from angelia.errors import Conflict
 from angelia.pipeline import runs
-from angelia.pipeline.analytics import skew
-from angelia.pipeline.analytics.histogram import ERROR, added, bucket, percentile
+from angelia.pipeline.analytics.histogram import added, percentile
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.analytics import analytics
+from angelia.pipeline.jobs.analytics import analytics, gini, peak
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.tables import RECEIPTS, Table
+from angelia.pipeline.lake.tables import (
+    AGENTS,
+    BUCKETS,
+    DAYS,
+    HOURS,
+    KEY_DAYS,
+    KEY_GRACE,
+    LATENCIES,
+    RECEIPTS,
+    STORAGE,
+    Table,
+)
 from angelia.pipeline.runs import JobRun
 from angelia.runtime_file import Runtime
 from angelia.settings import Settings
@@ -37,6 +46,12 @@ from receipt_rows import NOW, OLD, fill
 
 YOUNG = date(2026, 11, 14)
 TIMES = st.lists(st.integers(0, 7 * 86_400 * 1_000_000), min_size=1, max_size=200)
+ERROR = 0.005  # how far the middle of a bucket is from its ends, at most: sqrt(1.01) - 1
+
+
+def bucket(micros: int) -> int:
+    """The bucket of a time, as Spark computes it."""
+    return int(math.log(max(micros, 1)) / math.log(1.01))
 
 
 def rows(objects: Objects, table: Table) -> list[dict[str, Any]]:
@@ -60,8 +75,8 @@ def test_histograms_that_are_added_are_the_histogram_of_all(some: list[int], oth
 
 
 def test_skew_is_nothing_when_all_buckets_are_alike_and_nearly_one_when_one_has_everything() -> None:
-    assert (skew.peak([5] * 256), skew.gini([5] * 256)) == (1.0, pytest.approx(0.0))
-    assert (skew.peak([7]), skew.gini([7])) == (256.0, pytest.approx(255 / 256))
+    assert (peak([5] * 256), gini([5] * 256)) == (1.0, pytest.approx(0.0))
+    assert (peak([7]), gini([7])) == (256.0, pytest.approx(255 / 256))
 
 
 async def receipts(url: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,13 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.audit.model import GENESIS, Checkpoint, Event, Floor, Verifier, checkpoint_bytes, entry_hash
 from angelia.errors import AuditBroken
 from angelia.pipeline import chain_verification
-from angelia.pipeline.chain_verification import ChainResult, NodePublicKey
+from angelia.pipeline.chain_verification import MOST_LISTED, ChainResult, NodePublicKey, _Piece
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.verify_audit import NodeKeyUnreadable, node_key, verify_audit
-from angelia.pipeline.redactions import MOST_LISTED, Redactions
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from audit_chains import chained
@@ -58,7 +58,8 @@ def sign(row: dict[str, Any], key: Ed25519PrivateKey, key_id: str) -> None:
 def verified(*pieces: list[dict[str, Any]], node: NodePublicKey | None = NODE) -> ChainResult:
     result = ChainResult(head=GENESIS)
     told = [row for rows in pieces for row in chain_verification._check(iter([pa.RecordBatch.from_pylist(rows)]), node)]
-    chain_verification._join(result, [row for batch in told for row in batch.to_pylist()])
+    found = [msgspec.json.decode(row["piece"], type=_Piece) for batch in told for row in batch.to_pylist()]
+    chain_verification._join(result, found)
     return result
 
 
@@ -98,7 +99,6 @@ def test_redactions_are_listed_and_summed_over_all_that_is_left_of_them() -> Non
     result = verified(rows[:120], rows[120:])
     assert (result.redacted, result.redactions.positions) == (250, list(range(1, MOST_LISTED + 1)))
     assert result.redactions.times == {NOW: (1, 250)}
-    assert Redactions.heard(result.redactions.told()) == result.redactions
     rows[200]["event_type"] = "another"
     assert verified(rows).redactions.hash_sum != result.redactions.hash_sum
 

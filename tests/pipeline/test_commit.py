@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from angelia.errors import AngeliaError, Conflict
-from angelia.pipeline.lake import fsync
-from angelia.pipeline.lake.commit import Mark, commit, is_done
+from angelia.pipeline.lake.commit import Mark, commit, is_done, settle
+from angelia.pipeline.lake.listing import files as files_of
 from angelia.pipeline.lake.listing import find
-from angelia.pipeline.lake.table import ArchiveColumn, Table
+from angelia.pipeline.lake.tables import ArchiveColumn, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.stores.objects import Objects
 
@@ -116,8 +116,8 @@ def test_what_is_settled_is_on_the_disk_with_its_log_and_directories(
     found = find(objects, NUMBERS)
     assert found is not None
     synced: set[str] = set()
-    monkeypatch.setattr(fsync, "_sync", lambda path: synced.add(str(path)))
-    fsync.settle(objects, NUMBERS, found.file_uris())
+    monkeypatch.setattr("angelia.pipeline.lake.commit._sync", lambda path: synced.add(str(path)))
+    settle(objects, NUMBERS, files_of(objects, NUMBERS))
     root = objects.table("numbers")
     assert {*found.file_uris(), root, f"{root}/_delta_log", f"{root}/day={DAYS[0]}"} <= synced
     assert len([path for path in synced if path.endswith(".json")]) == 2

@@ -23,8 +23,8 @@ from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.lake import rewrite
-from angelia.pipeline.lake.rewrite import StoreRefuses
+from angelia.pipeline.lake import maintenance
+from angelia.pipeline.lake.maintenance import StoreRefuses
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
@@ -157,7 +157,7 @@ def test_a_store_that_keeps_its_files_is_an_error_that_says_where_to_read_on(obj
     kept = Path(objects.root, AUDIT.name, "day=2026-10-01")  # what cannot be removed as a file, whoever tries
     kept.mkdir(parents=True)
     with pytest.raises(StoreRefuses, match="audit_events") as refusal:
-        rewrite.delete(objects, AUDIT, ["day=2026-10-02/gone-already.parquet", kept.name])
+        maintenance.delete(objects, AUDIT, ["day=2026-10-02/gone-already.parquet", kept.name])
     assert "docs/retention.md" in refusal.value.hint
 
 

@@ -21,7 +21,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs.export import export
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import small_tables
-from angelia.pipeline.lake.analytics_tables import AGENTS
+from angelia.pipeline.lake.tables import AGENTS
 from angelia.stores.objects import Objects
 from export_rows import OTHERS, OURS, told
 from schedule_rows import scheduled

@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import s3_servers
-from angelia.pipeline.lake import maintenance
+from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.table import column
-from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.pipeline.lake.tables import RECEIPTS, column
 from angelia.pipeline.sources import archive
 from angelia.stores.objects import Objects
 from lake_tables import put
@@ -103,7 +102,7 @@ def by_duckdb(lake: Objects, spark: SparkSession) -> Figures:
 
 
 def by_spark(lake: Objects, spark: SparkSession) -> Figures:
-    rows = archive.read(spark, lake, RECEIPTS, archive.files(lake, RECEIPTS))
+    rows = archive.read(spark, lake, RECEIPTS, listing.files(lake, RECEIPTS))
     found = rows.agg(
         f.count("*"),
         f.sum("wire_bytes"),
@@ -133,20 +132,20 @@ def test_every_reader_finds_the_same_rows(lake: Objects, spark: SparkSession) ->
 
 
 def test_of_some_days_only_their_files_are_opened(lake: Objects, spark: SparkSession) -> None:
-    wanted = archive.files(lake, RECEIPTS, (DAYS[1], DAYS[2]))
-    for uri in set(archive.files(lake, RECEIPTS)) - set(wanted):
-        lake.filesystem().delete_file(lake.path(uri))
+    wanted = listing.files(lake, RECEIPTS, (DAYS[1], DAYS[2]))
+    for file in set(listing.files(lake, RECEIPTS)) - set(wanted):
+        lake.filesystem().delete_file(lake.path(file.uri))
     rows = archive.read(spark, lake, RECEIPTS, wanted)
     assert [row["day"] for row in rows.select("day").distinct().collect()] == [DAYS[1]]
     assert rows.count() == 120
 
 
 def test_of_some_columns_only_these_are_given(lake: Objects, spark: SparkSession) -> None:
-    uris = archive.files(lake, RECEIPTS)
+    files = listing.files(lake, RECEIPTS)
     narrow = replace(RECEIPTS, columns=tuple(one for one in RECEIPTS.columns if one.name == "wire_bytes"))
-    rows = archive.read(spark, lake, narrow, uris)
+    rows = archive.read(spark, lake, narrow, files)
     assert rows.columns == ["wire_bytes", "day"]
-    whole = archive.read(spark, lake, RECEIPTS, uris).select("wire_bytes", "day")
+    whole = archive.read(spark, lake, RECEIPTS, files).select("wire_bytes", "day")
     assert sorted(rows.collect()) == sorted(whole.collect())
 
 
@@ -155,25 +154,25 @@ def test_a_column_that_came_later_is_null_in_what_is_older(lake: Objects, spark:
     uri = lake.table(LATER.name)
     delta = DeltaTable(uri, storage_options=dict(lake.options)).to_pyarrow_table(columns=["mood"])
     moods = {
-        "Spark": archive.read(spark, lake, LATER, archive.files(lake, LATER)).where("mood IS NOT NULL").count(),
+        "Spark": archive.read(spark, lake, LATER, listing.files(lake, LATER)).where("mood IS NOT NULL").count(),
         "delta-rs": pc.count(delta["mood"]).as_py(),
         "Polars": pl.scan_delta(uri, storage_options=_keys(lake)).select(pl.col("mood").count()).collect().item(),
     }
     assert moods == {"Spark": 3, "delta-rs": 3, "Polars": 3}
-    assert archive.read(spark, lake, LATER, archive.files(lake, LATER)).count() == 369
+    assert archive.read(spark, lake, LATER, listing.files(lake, LATER)).count() == 369
 
 
 def test_a_directory_may_have_a_blank_in_its_name(tmp_path: Path, spark: SparkSession) -> None:
     lake = Objects.at(str(tmp_path / "a lake"))
     put(lake, RECEIPTS, DAYS[0], 40, files=2, mark=Mark("a job", 1))
-    rows = archive.read(spark, lake, RECEIPTS, archive.files(lake, RECEIPTS, (DAYS[0], DAYS[1])))
+    rows = archive.read(spark, lake, RECEIPTS, listing.files(lake, RECEIPTS, (DAYS[0], DAYS[1])))
     assert (rows.count(), [row["day"] for row in rows.select("day").distinct().collect()]) == (40, [DAYS[0]])
 
 
 def test_small_files_of_a_bucket_share_a_task(store: ObjectStore, spark: SparkSession) -> None:
     lake = Objects.at(store.url("small"), KEYS)
     put(lake, RECEIPTS, DAYS[0], 40, files=40, mark=Mark("a job", 1))
-    rows = archive.read(spark, lake, RECEIPTS, archive.files(lake, RECEIPTS))
+    rows = archive.read(spark, lake, RECEIPTS, listing.files(lake, RECEIPTS))
     tasks = rows.select(f.spark_partition_id().alias("task")).distinct().count()
     assert (tasks, rows.count()) == (2, 40)
 
@@ -181,7 +180,7 @@ def test_small_files_of_a_bucket_share_a_task(store: ObjectStore, spark: SparkSe
 def test_a_plan_does_not_show_the_key(store: ObjectStore, spark: SparkSession, capfd: Any) -> None:
     lake = Objects.at(store.url("shown"), KEYS)
     put(lake, RECEIPTS, DAYS[0], 4, mark=Mark("a job", 1))
-    archive.read(spark, lake, RECEIPTS, archive.files(lake, RECEIPTS)).explain("extended")
+    archive.read(spark, lake, RECEIPTS, listing.files(lake, RECEIPTS)).explain("extended")
     shown = capfd.readouterr()
     assert "angelia_archive" in shown.out
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in shown.out + shown.err

@@ -15,8 +15,7 @@ import pytest
 from angelia.errors import NotFound
 from angelia.pipeline import report
 from angelia.pipeline.lake import small_tables
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.table import Table
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE, Table
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
@@ -144,7 +143,7 @@ def test_a_tier_that_was_not_measured_is_a_gap_and_what_stands_alone_is_a_point(
     for day in range(3):
         measured(objects, day, **({"hot": 5, "archive": 6} if day != 1 else {"archive": 7}))
     axes = Figure().add_subplot()
-    storage(read(objects, Settings()))(axes, False)
+    storage(read(objects, Settings()), axes, False)
     lines = {tuple(value == value for value in line.get_ydata()): line.get_markevery() for line in axes.get_lines()}
     assert lines == {(True, False, True): [0, 2], (False,) * 3: [], (True,) * 3: []}
 
@@ -206,6 +205,6 @@ def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects
     contents = read(objects, Settings())
     assert len(contents.period) == 3
     axes = Figure().add_subplot()
-    latency(contents)(axes, False)
+    latency(contents, axes, False)
     lines = [list(line.get_ydata()) for line in axes.get_lines()]
     assert [[value == value for value in line] for line in lines] == [[True, False, True]] * 3

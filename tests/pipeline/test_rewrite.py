@@ -14,7 +14,7 @@ import lake_tables
 from angelia.errors import Conflict
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
-from angelia.pipeline.lake import commit, listing, rewrite, simulated
+from angelia.pipeline.lake import commit, listing, maintenance, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.lake.writer import Files
@@ -61,13 +61,13 @@ def test_what_a_run_took_out_is_known_from_the_log_and_removed_with_nothing_else
     first, second = written(lake, "one")
     assert commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
     assert not commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [second], [], 1), "a mark counts once"
-    change = rewrite.change(lake, SESSIONS, "run-1")
+    change = commit.change(lake, SESSIONS, "run-1")
     assert (change.rows, change.gone) == (1, [first])
-    rewrite.delete(lake, SESSIONS, change.gone)
-    rewrite.delete(lake, SESSIONS, change.gone)
+    maintenance.delete(lake, SESSIONS, change.gone)
+    maintenance.delete(lake, SESSIONS, change.gone)
     assert [file.path for file in listing.files(lake, SESSIONS)] == [second]
-    assert rewrite.leftovers(lake, SESSIONS, list) == []
-    assert rewrite.change(lake, SESSIONS, "another").gone == []
+    assert maintenance.leftovers(lake, SESSIONS, list) == []
+    assert commit.change(lake, SESSIONS, "another").gone == []
 
 
 def test_leftovers_are_what_the_table_does_not_have_but_for_files_of_runs_at_work(lake: Objects) -> None:
@@ -75,8 +75,8 @@ def test_leftovers_are_what_the_table_does_not_have_but_for_files_of_runs_at_wor
     commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
     with Files(lake, SESSIONS, "at-work") as files:
         files.add(pa.RecordBatch.from_pylist([], schema=SESSIONS.schema))
-    assert rewrite.leftovers(lake, SESSIONS, lambda: ["at-work"]) == [first]
-    assert rewrite.leftovers(lake, SESSIONS, lambda: ["one"]) == []
+    assert maintenance.leftovers(lake, SESSIONS, lambda: ["at-work"]) == [first]
+    assert maintenance.leftovers(lake, SESSIONS, lambda: ["one"]) == []
 
 
 def test_who_commits_while_leftovers_are_looked_for_keeps_its_files(lake: Objects) -> None:
@@ -90,7 +90,7 @@ def test_who_commits_while_leftovers_are_looked_for_keeps_its_files(lake: Object
         commit.commit(lake, SESSIONS, files.written, Mark("late", 1))
         return []
 
-    assert rewrite.leftovers(lake, SESSIONS, writing) == []
+    assert maintenance.leftovers(lake, SESSIONS, writing) == []
 
 
 def test_a_simulated_archive_is_marked_wherever_it_lies(lake: Objects) -> None:
@@ -114,22 +114,22 @@ async def test_simulated_rows_are_taken_out_wherever_they_lie(lake: Objects, dat
     with ExitStack() as stack:
         work = JobContext(settings=Settings(), database_url=database_url, objects=lake, now=AT, stack=stack)
         assert remove_simulated(work).rows == 4
-    assert (listing.files(lake, RECEIPTS), rewrite.leftovers(lake, RECEIPTS, list)) == ([], [])
+    assert (listing.files(lake, RECEIPTS), maintenance.leftovers(lake, RECEIPTS, list)) == ([], [])
     assert simulated.mixed(lake) == []
 
 
 def test_without_a_log_nothing_is_left_over(lake: Objects) -> None:
     with Files(lake, SESSIONS, "first") as files:
         files.add(row_of(DAYS[0]))
-    assert rewrite.leftovers(lake, SESSIONS, list) == []
+    assert maintenance.leftovers(lake, SESSIONS, list) == []
 
 
 def test_a_version_that_another_ledger_has_given_is_not_taken_for_the_runs_own(lake: Objects) -> None:
     first, second = written(lake, "one")
     commit.replace(lake, SESSIONS, Mark("retention", 5), "of another ledger", [first], [], 1)
-    assert not rewrite.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
+    assert not commit.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
     assert commit.replace(lake, SESSIONS, Mark("retention", 6), "run-1", [second], [], 1)
-    assert rewrite.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
+    assert commit.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
 
 
 def test_a_file_that_somebody_else_replaced_is_no_longer_ours_to_take_out(lake: Objects) -> None:

@@ -15,7 +15,7 @@ import pytest
 import angelia
 from angelia.errors import InvalidArgument, Unavailable
 from angelia.pipeline import session as pipeline_session
-from angelia.pipeline.session import Where, _somebody_is_at, session
+from angelia.pipeline.session import Where, _check_answers_at, session
 from s3_servers import free_port
 
 QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -131,6 +131,6 @@ def test_at_an_address_of_six_somebody_is_found() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     with server:
-        _somebody_is_at(f"sc://[::1]:{server.getsockname()[1]}/;x=y", 15002)
+        _check_answers_at(f"sc://[::1]:{server.getsockname()[1]}/;x=y", 15002)
     with pytest.raises(Unavailable):
-        _somebody_is_at("sc://[::1]:1", 15002)
+        _check_answers_at("sc://[::1]:1", 15002)

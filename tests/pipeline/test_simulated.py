@@ -31,9 +31,8 @@ from angelia.pipeline.jobs.retention import retention
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.lake import archive_locations, commit, listing, writer
-from angelia.pipeline.lake.analytics_tables import DAYS, HOURS, STORAGE
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
+from angelia.pipeline.lake.tables import AUDIT, DAYS, HOURS, RECEIPTS, STORAGE, TABLES, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.simulation.events import chained as chained_events
 from angelia.pipeline.simulation.fleet import Fleet
@@ -58,7 +57,7 @@ def mix(spark: SparkSession, objects: Objects) -> Callable[..., int]:
         version = (commit.version_of(objects, RECEIPTS, "simulate") or 0) + 1
         writer.write(receipts(spark, fleet, days), objects, RECEIPTS, Mark("simulate", version), str(uuid4()))
         if audit:
-            rows = archive.read(spark, objects, RECEIPTS, archive.files(objects, RECEIPTS))
+            rows = archive.read(spark, objects, RECEIPTS, listing.files(objects, RECEIPTS))
             writer.write(chained_events(rows), objects, AUDIT, Mark("simulate", 1), str(uuid4()))
         return sum(map(fleet.messages, days))
 

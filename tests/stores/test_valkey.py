@@ -195,14 +195,13 @@ async def test_a_server_that_says_nothing_is_unavailable_for_all_who_wait_and_th
 
 async def test_a_line_that_breaks_is_told_to_all_who_wait(hot: HotTier, client: redis.asyncio.Redis) -> None:
     await hot.run(ECHO, [], [0])
-    busy = asyncio.create_task(client.eval(BUSY, 0))
-    await asyncio.sleep(0.003)
+    await client.client_pause(1000, all=True)
     waiting = [asyncio.create_task(hot.run(ECHO, [], [n])) for n in range(5)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     hot._line._transport.abort()
     told = await asyncio.gather(*waiting, return_exceptions=True)
-    await busy
+    await client.client_unpause()
     assert [type(one) for one in told] == [Unavailable] * 5
     assert await hot.run(ECHO, [], ["after"]) == b"after"
 

@@ -85,7 +85,7 @@ def sealed_by_hand(
         known = mailbox.pinned_keys.bundle(recipient, times.now(), max_age=None)  # of any age
         if known is None:
             raise not_known(recipient)
-        envelope = mailbox.outbox.seal(known.link, content, now=times.now(), **options)
+        envelope = mailbox.outbox.seal(known.bundle, content, now=times.now(), **options)
     mailbox.outbox.hand_over(envelope.replay_key)
     return envelope
 

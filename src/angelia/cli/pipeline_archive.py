@@ -157,12 +157,13 @@ def _tables(objects: Objects) -> Iterator[ArchiveTable]:
 
 def _register(spark: SparkSession, objects: Objects) -> list[str]:
     """Makes every table of the archive known to Spark by its name; one that was never written has no rows."""
+    from angelia.pipeline.lake import listing
     from angelia.pipeline.lake.commit import as_in
     from angelia.pipeline.lake.tables import TABLES
     from angelia.pipeline.sources import archive
 
     for table in (as_in(objects, one) for one in TABLES.values()):
-        archive.read(spark, objects, table, archive.files(objects, table)).createOrReplaceTempView(table.name)
+        archive.read(spark, objects, table, listing.files(objects, table)).createOrReplaceTempView(table.name)
     return list(TABLES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any, Generic, Self
@@ -32,16 +33,15 @@ class _Namespaces(Generic[Mode]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.handle} at {self.url}>"
 
-    def _close_mailbox(self) -> None:
+    def _close_mailbox(self, ended_by: BaseException | None) -> None:
+        """Closes the mailbox. The last message of `listen` is done with, unless Ctrl-C or a cancellation ended its
+        loop: then the next one gets it again."""
         try:
-            self.mail.listening.end()
+            if ended_by is None or isinstance(ended_by, Exception):
+                for loop in self.mail.loops:
+                    loop.end()
         finally:
             self.mailbox.close()
-
-    def _note_interruption(self, kind: type[BaseException] | None) -> None:
-        """Leaves the last message of `listen` to the next loop if Ctrl-C or a cancellation ended this one."""
-        if kind is not None and not issubclass(kind, Exception):
-            self.mail.listening.interrupt()
 
 
 class Agent(_Namespaces[Blocking]):
@@ -72,15 +72,14 @@ class Agent(_Namespaces[Blocking]):
     def close(self) -> None:
         """Closes the mailbox and the connections."""
         try:
-            self._close_mailbox()
+            self._close_mailbox(sys.exception())
         finally:
             self.client.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._note_interruption(kind)
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -114,16 +113,16 @@ class AsyncAgent(_Namespaces[Awaited]):
 
     async def close(self) -> None:
         """Closes the connections and the mailbox."""
+        ended_by = sys.exception()
         try:
             await self.client.close()
         finally:
-            await asyncio.to_thread(self._close_mailbox)
+            await asyncio.to_thread(self._close_mailbox, ended_by)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._note_interruption(kind)
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -140,5 +139,5 @@ class Opening:
         self._agent = await self._opened
         return self._agent
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._agent.__aexit__(kind)
+    async def __aexit__(self, *_: object) -> None:
+        await self._agent.close()

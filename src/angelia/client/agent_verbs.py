@@ -98,7 +98,7 @@ class AgentMail(OwnNamespace[Mode]):
 
     def __init__(self, run: Run, mailbox: Mailbox) -> None:
         super().__init__(run, mailbox)
-        self.listening = Listening(mailbox)
+        self.loops: list[Listening] = []
 
     send = OwnVerb(_with_text(mail_sending.send))
     reply = OwnVerb(_with_text(request_reply.answer))
@@ -120,9 +120,9 @@ class AgentMail(OwnNamespace[Mode]):
         """Yields mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent,
         receipts are fetched and keys are kept fresh. A server that is away is waited for.
 
-        A message is done with when the loop asks for the next one or is left. A process that is killed before gets the
-        message again."""
-        return self.listening.anew()
+        A message is done with when the loop asks for the next one or is left. A process that is killed before, and a
+        loop that follows one that was cancelled before, gets the message again."""
+        return Listening(self._mailbox, self.loops)
 
     @Iteration
     def inbox(self) -> Batches[Message]:

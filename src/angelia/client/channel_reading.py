@@ -15,6 +15,7 @@ from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import BadAnswer, Exchange
+from angelia.client.namespaces import Batches
 from angelia.client.peer_keys import know_senders
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
@@ -181,10 +182,8 @@ class Tail:
         return page.messages
 
 
-class Following:
+class Following(Batches[ChannelMessage | Unopened]):
     """The messages of a channel as they come, without end."""
-
-    pause = 0.0
 
     def __init__(self, mailbox: Mailbox, channel: str | UUID, after_offset: int | None) -> None:
         self._mailbox = mailbox

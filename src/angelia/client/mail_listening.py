@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Self
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
 from angelia.client.exchange import Exchange
 from angelia.client.mail_stream import LONGEST_PAUSE, BackOff, is_passing
+from angelia.client.namespaces import Batches
 from angelia.errors import AngeliaError
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
@@ -18,24 +18,32 @@ WAIT = 20.0
 ROUND = 180.0
 
 
-class Listening:
-    """The messages of a mailbox as batches of one, without end; faults that pass are waited for.
+class Listening(Batches[Opened]):
+    """The messages of a mailbox for one loop, as batches of one, without end; faults that pass are waited for.
 
     A loop is done with a message when it asks for the next one, and when `end` is called. What it was not done with
-    when its process died is the first that the next loop gets."""
+    when its process died is the first that the next loop gets. `loops` are all loops of the agent; a new one takes over
+    from those that were left."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self.pause = 0.0
+    def __init__(self, mailbox: Mailbox, loops: list[Listening]) -> None:
         self._mailbox = mailbox
+        self._loops = loops
         self._waiting: deque[str] | None = None
         self._in_hand: str | None = None
+        self._left = False
         self._back_off = BackOff()
         self._round_at = 0.0
+        loops.append(self)
 
-    def anew(self) -> Self:
-        """Returns itself for another loop, which begins with the messages that earlier loops were not given."""
-        self._waiting = None
-        return self
+    def give(self, one: Opened) -> None:
+        """Records that the loop has this message. Until then, a cancellation leaves it to another loop."""
+        self._in_hand = one.message.replay_key
+
+    def leave(self, *, cancelled: bool) -> None:
+        """Records that the loop goes on no more. If it was cancelled, its last message is given to another loop."""
+        self._left = True
+        if cancelled:
+            self._in_hand = None
 
     def end(self) -> None:
         """Records that the loop is done with the message that it was given last."""
@@ -43,24 +51,26 @@ class Listening:
             self._mailbox.inbox.end_handling(self._in_hand)
             self._in_hand = None
 
-    def interrupt(self) -> None:
-        """Records that the loop was cut short: the next one is given its last message again."""
-        self._in_hand = None
-
     def next(self) -> Exchange[list[Opened]]:
         """Returns the next message; after a while without any, an empty list."""
         self.end()
         if self._waiting is None:
-            self._waiting = deque(self._mailbox.inbox.unhandled())
+            self._waiting = deque(self._left_by_others())
         if not self._waiting:
             self._waiting.extend((yield from self._fetched()))
         while self._waiting:
-            replay_key = self._waiting.popleft()
-            message = self._mailbox.inbox.to_handle(replay_key)
+            message = self._mailbox.inbox.to_handle(self._waiting.popleft())
             if message is not None:
-                self._in_hand = replay_key
                 return [message]
         return []
+
+    def _left_by_others(self) -> list[str]:
+        """Returns the replay keys of messages that no loop is done with and no other loop has."""
+        for loop in [loop for loop in self._loops if loop._left]:
+            loop.end()
+            self._loops.remove(loop)
+        taken = {key for loop in self._loops if loop is not self for key in (loop._in_hand, *(loop._waiting or ()))}
+        return [key for key in self._mailbox.inbox.unhandled() if key not in taken]
 
     def _fetched(self) -> Exchange[list[str]]:
         """Returns the replay keys of messages that came and were opened."""

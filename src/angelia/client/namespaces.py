@@ -6,16 +6,16 @@ import asyncio
 import functools
 import inspect
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from angelia.client.exchange import Exchange
 from angelia.mailbox.mailbox import Mailbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Blocking:
@@ -87,20 +87,24 @@ class OwnVerb(Verb[P, T]):
         return MethodType(self._exchange, namespace._mailbox)
 
 
-class Batches(Protocol[T_co]):
+class Batches(Generic[T]):
     """Results that come some at a time; `pause` is how many seconds to wait before the next ones are asked for."""
 
-    @property
-    def pause(self) -> float: ...
-
-    def next(self) -> Exchange[Sequence[T_co] | None]:
-        """Returns the next results, or None after the last of them."""
-
-
-class Pages(Generic[T]):
-    """A list that comes page by page. `fetch` takes a cursor and returns a page with the cursor of the next one."""
-
     pause = 0.0
+
+    def next(self) -> Exchange[Sequence[T] | None]:
+        """Returns the next results, or None after the last of them."""
+        raise NotImplementedError
+
+    def give(self, one: T) -> None:
+        """The loop gets a result now."""
+
+    def leave(self, *, cancelled: bool) -> None:
+        """The loop was left, because its task was cancelled or for another reason."""
+
+
+class Pages(Batches[T]):
+    """A list that comes page by page. `fetch` takes a cursor and returns a page with the cursor of the next one."""
 
     def __init__(self, fetch: Callable[[str | None], Exchange[tuple[Sequence[T], str | None]]]) -> None:
         self._fetch = fetch
@@ -136,19 +140,34 @@ class Iteration(Generic[P, T]):
 
         @functools.wraps(batches)
         def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return each(namespace._run, batches(*args, **kwargs))
+            made = batches(*args, **kwargs)
+            results = each(namespace._run, made)
+            # Called at the moment when the loop drops it, so that a task that is being cancelled can be seen.
+            weakref.finalize(results, _leave, made).atexit = False
+            return results
 
         return method
 
 
 def _each(run: Run, batches: Batches[T]) -> Generator[T, None, None]:
     while (some := run(batches.next())) is not None:
-        yield from some
+        for one in some:
+            batches.give(one)
+            yield one
         time.sleep(batches.pause)
 
 
 async def _each_awaited(run: Run, batches: Batches[T]) -> AsyncGenerator[T, None]:
     while (some := await run(batches.next())) is not None:
         for one in some:
+            batches.give(one)
             yield one
         await asyncio.sleep(batches.pause)
+
+
+def _leave(batches: Batches[Any]) -> None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        task = None
+    batches.leave(cancelled=task is not None and task.cancelling() > 0)

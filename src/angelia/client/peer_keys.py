@@ -16,7 +16,7 @@ import msgspec
 from angelia.client import clock, key_calls
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.envelope.bundles import Bundle, OneTimeKey, UntrustedBundle
+from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
@@ -48,16 +48,12 @@ _NO_NEWS = (Unreachable, Unavailable, NotFound, KeyNotFound)
 OneTime: TypeAlias = Literal[True, False, "prefer"]
 
 
-class NoOneTimeKey(AngeliaError):
+class NoOneTimeKey(AngeliaError, code="prekey_exhausted"):
     """The recipient has no one-time key to give"""
 
-    code = "prekey_exhausted"
 
-
-class Renamed(AngeliaError):
+class Renamed(AngeliaError, code="renamed"):
     """The agent of this id has a handle by which its keys are signed"""
-
-    code = "renamed"
 
 
 def is_id(agent: str) -> bool:
@@ -135,7 +131,7 @@ def seal(
             raise NoOneTimeKey(
                 f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
             )
-    return mailbox.outbox.seal(found.link, body, now=clock.now(), one_time_key=key, **options)
+    return mailbox.outbox.seal(found.bundle, body, now=clock.now(), one_time_key=key, **options)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
@@ -150,11 +146,11 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
         if "bundle" in refusal.members:
             yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
     found, key = yield from find_keys(mailbox, row.recipient)
-    mailbox.outbox.check_reseal(row.replay_key, found.link, clock.now())  # before a one-time key is taken for nothing
+    mailbox.outbox.check_reseal(row.replay_key, found.bundle, clock.now())  # before a one-time key is taken for nothing
     if row.one_time:
         fallback = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
         found, key = yield from _preferably_one_time(mailbox, row.recipient, fallback)
-    return mailbox.outbox.reseal(row.replay_key, found.link, clock.now(), one_time_key=key)
+    return mailbox.outbox.reseal(row.replay_key, found.bundle, clock.now(), one_time_key=key)
 
 
 def open_envelope(
@@ -245,7 +241,7 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
     if known is None:  # the copy was dropped, and there is no newer bundle
         answer = yield from key_calls.bundle(pin.nhi)
         return mailbox.pinned_keys.advance(pin.nhi, [parse_link(answer)], clock.now(), answer.revoked)
-    return mailbox.pinned_keys.advance(pin.nhi, [known.link], clock.now(), page.revoked)
+    return mailbox.pinned_keys.advance(pin.nhi, [Link(known.bundle)], clock.now(), page.revoked)
 
 
 def _preferably_one_time(

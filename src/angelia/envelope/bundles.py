@@ -14,7 +14,7 @@ from angelia.envelope.ids import KeyType, valid_handle
 from angelia.envelope.kem import ML_KEM_PUBLIC, KemPublicKey
 from angelia.envelope.refusals import InvalidKey, SignatureFailed
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds
-from angelia.envelope.wire import LATEST, Suite, counted
+from angelia.envelope.wire import LATEST, SUITE_OF, Suite, counted
 from angelia.errors import AngeliaError, InvalidArgument
 
 FIRST_PREVIOUS = bytes(32)
@@ -24,6 +24,7 @@ KEY_LIFE = timedelta(days=365)
 BUNDLE_LIFE = timedelta(days=30)
 DEFAULT_SUITES = Suite.XWING.bit | Suite.CHANNEL.bit
 _KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
+_KEM_KINDS = (KeyType.XWING, KeyType.ML_KEM_768)  # the first that a bundle has is the one to seal to
 _UNSIGNED = Signatures(b"", b"")
 
 
@@ -92,6 +93,10 @@ class Bundle:
         """When senders stop using the bundle, even if it names a later time: earlier releases signed for a year."""
         return min(self.expires_at, self.issued_at + milliseconds(BUNDLE_LIFE))
 
+    @property
+    def active_ids(self) -> set[UUID]:
+        return {entry.key.key_id for entry in self.kem_keys if entry.status is KemKeyStatus.ACTIVE}
+
     def active(self, kind: KeyType) -> KemEntry | None:
         return next((e for e in self.kem_keys if e.key.kind is kind and e.status is KemKeyStatus.ACTIVE), None)
 
@@ -100,9 +105,9 @@ class Bundle:
 
     def best_key(self, now_ms: int) -> KemPublicKey | None:
         """Returns the key to seal to: X-Wing if the bundle has it, else a separate ML-KEM key; None if all expired."""
-        for suite, kind in ((Suite.XWING, KeyType.XWING), (Suite.ML_KEM, KeyType.ML_KEM_768)):
+        for kind in _KEM_KINDS:
             entry = self.active(kind)
-            if entry is not None and self.takes(suite) and (not entry.expires_at or now_ms < entry.expires_at):
+            if entry is not None and self.takes(SUITE_OF[kind]) and (not entry.expires_at or now_ms < entry.expires_at):
                 return entry.key
         return None
 
@@ -296,9 +301,7 @@ def _check_kem_keys(bundle: Bundle) -> None:
     kinds = [entry.key.kind for entry in entries if entry.status is KemKeyStatus.ACTIVE]
     if not kinds or len(set(kinds)) != len(kinds):
         raise InvalidArgument("a bundle has one active KEM key of each type that it has")
-    if bundle.takes(Suite.XWING) != (KeyType.XWING in kinds) or bundle.takes(Suite.ML_KEM) != (
-        KeyType.ML_KEM_768 in kinds
-    ):
+    if any(bundle.takes(SUITE_OF[kind]) != (kind in kinds) for kind in _KEM_KINDS):
         raise InvalidArgument("the mask of suites does not fit the active KEM keys")
     if len({entry.key.raw[:ML_KEM_PUBLIC] for entry in entries}) != len(entries):
         raise InvalidKey("two KEM keys share their ML-KEM half")

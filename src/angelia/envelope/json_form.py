@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import json
 import re
 import struct
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from angelia.envelope import merkle_batch, wire
 from angelia.envelope.merkle_batch import MerkleProof
@@ -179,6 +182,23 @@ def from_text(text: object) -> bytes:
     if to_text(raw) != text:
         raise Malformed("bytes are written in base64url without padding")
     return raw
+
+
+def document_members(signed: Any) -> Fields:
+    """Returns the members of a signed object's JSON form: its fields by their names, and its signatures as text."""
+    members = {one.name: getattr(signed, one.name) for one in dataclasses.fields(signed)}
+    signatures: Signatures = members.pop("signatures")
+    return members | {
+        "signature_ed25519": to_text(signatures.ed25519),
+        "signature_ml_dsa": to_text(signatures.ml_dsa),
+    }
+
+
+def object_members(document: msgspec.Struct) -> Fields:
+    """Returns the fields of a signed object, by name, from its JSON form: the reverse of `document_members`."""
+    members = msgspec.structs.asdict(document)
+    signatures = [from_text(members.pop(name)) for name in ("signature_ed25519", "signature_ml_dsa")]
+    return members | {"signatures": Signatures(*signatures)}
 
 
 def _proof(given: object) -> MerkleProof:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -59,23 +60,17 @@ class KemPrivateKey:
 
     @classmethod
     def generate(cls, kind: KeyType) -> KemPrivateKey:
-        ml_kem = MLKEM768PrivateKey.generate()
-        x25519 = X25519PrivateKey.generate() if kind is KeyType.XWING else None
-        return cls._of(kind, ml_kem, x25519)
+        return cls.from_seed(kind, os.urandom(SEED_BYTES[kind]))
 
     @classmethod
     def from_seed(cls, kind: KeyType, seed: bytes) -> KemPrivateKey:
         if len(seed) != SEED_BYTES.get(kind):
             raise InvalidKey(f"the seed of such a key has not {len(seed)} bytes")
-        ml_kem = MLKEM768PrivateKey.from_seed_bytes(seed[:ML_KEM_SEED])
-        x25519 = X25519PrivateKey.from_private_bytes(seed[ML_KEM_SEED:]) if kind is KeyType.XWING else None
-        return cls._of(kind, ml_kem, x25519)
-
-    @classmethod
-    def _of(cls, kind: KeyType, ml_kem: MLKEM768PrivateKey, x25519: X25519PrivateKey | None) -> KemPrivateKey:
-        seed, public = ml_kem.private_bytes_raw(), ml_kem.public_key().public_bytes_raw()
-        if x25519 is not None:
-            seed, public = seed + x25519.private_bytes_raw(), public + x25519.public_key().public_bytes_raw()
+        ml_kem, x25519 = MLKEM768PrivateKey.from_seed_bytes(seed[:ML_KEM_SEED]), None
+        public = ml_kem.public_key().public_bytes_raw()
+        if kind is KeyType.XWING:
+            x25519 = X25519PrivateKey.from_private_bytes(seed[ML_KEM_SEED:])
+            public += x25519.public_key().public_bytes_raw()
         return cls(kind, seed, parse_kem_key(kind, public), ml_kem, x25519)
 
     def decapsulate(self, wrapped: bytes) -> bytes:

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import valid_handle
-from angelia.envelope.json_form import from_text, to_text
+from angelia.envelope.json_form import document_members, object_members
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds, split_signatures
 from angelia.envelope.wire import counted, read_counted
@@ -95,35 +95,14 @@ class ReceiptDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def receipt_document(receipt: Receipt) -> ReceiptDocument:
-    return ReceiptDocument(
-        status=receipt.status.name.lower(),
-        replay_key=receipt.replay_key,
-        message_id=receipt.message_id,
-        sender_nhi=receipt.sender_nhi,
-        recipient_nhi=receipt.recipient_nhi,
-        time_ms=receipt.time_ms,
-        signer_id=receipt.signer_id,
-        reason=receipt.reason,
-        signature_ed25519=to_text(receipt.signatures.ed25519),
-        signature_ml_dsa=to_text(receipt.signatures.ml_dsa),
-    )
+    return ReceiptDocument(**document_members(receipt) | {"status": receipt.status.name.lower()})
 
 
 def parse_receipt(document: ReceiptDocument) -> Receipt:
     """Returns the receipt of a document; `check_receipt` verifies its signatures."""
     if document.status not in _STATUSES:
         raise Malformed(f"{document.status[:20]!r} is no status of a receipt", hint=", ".join(_STATUSES))
-    receipt = Receipt(
-        status=_STATUSES[document.status],
-        replay_key=document.replay_key,
-        message_id=document.message_id,
-        sender_nhi=document.sender_nhi,
-        recipient_nhi=document.recipient_nhi,
-        time_ms=document.time_ms,
-        signer_id=document.signer_id,
-        reason=document.reason,
-        signatures=Signatures(from_text(document.signature_ed25519), from_text(document.signature_ml_dsa)),
-    )
+    receipt = Receipt(**object_members(document) | {"status": _STATUSES[document.status]})
     receipt.signed_bytes()
     return receipt
 

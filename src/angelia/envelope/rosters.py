@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import MAX_HANDLE, valid_handle
-from angelia.envelope.json_form import from_text, to_text
+from angelia.envelope.json_form import document_members, from_text, object_members, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.sealing import Edition
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds, split_signatures
@@ -122,18 +122,19 @@ class Roster:
 
     def lets_publish(self, nhi: str) -> bool:
         """Whether posts and keys of an agent are accepted, as far as the roster decides."""
-        if not self.decides or nhi == self.owner_nhi:
-            return True
-        found = self.member(nhi) if self.policy == _ALLOWLIST else None
-        return found is not None and found.may_publish
+        return self._rights_of(nhi).may_publish
 
     def lets_hold_key(self, nhi: str) -> bool:
         """Whether the channel's keys may be sent to an agent, as far as the roster decides: publishers and subscribers
         need them."""
+        rights = self._rights_of(nhi)
+        return rights.may_publish or rights.may_subscribe
+
+    def _rights_of(self, nhi: str) -> Member:
         if not self.decides or nhi == self.owner_nhi:
-            return True
-        found = self.member(nhi) if self.policy == _ALLOWLIST else None
-        return found is not None and (found.may_publish or found.may_subscribe)
+            return Member(nhi, may_publish=True, may_subscribe=True)
+        listed = self.member(nhi) if self.policy == _ALLOWLIST else None
+        return listed or Member(nhi, may_publish=False, may_subscribe=False)
 
     def without_rights_lost_in(self, other: Roster) -> Roster:
         """Returns this roster, unsigned, with only the rights that the other one gives too, and the stricter policy."""
@@ -203,26 +204,24 @@ def check_follows(roster: Roster, pinned: Roster) -> None:
     """Raises unless a roster may replace the pinned one: neither its version nor its date goes back, one version is one
     roster, and the next version names the hash of the one before."""
     check_same_channel(roster, pinned)
-    if roster.version > pinned.version and roster.issued_at < pinned.issued_at:
-        raise UntrustedRoster(
-            f"version {roster.version} of the roster of {pinned.name} is dated before version {pinned.version}, "
-            "which was seen before",
-            hint=f"ask {pinned.owner_nhi}: its keys may be in other hands too",
-        )
-    if roster.version < pinned.version:
-        raise UntrustedRoster(
-            f"version {roster.version} of the roster of {pinned.name} is older than version {pinned.version}, "
-            "which was seen before",
-            hint="somebody serves an old roster; was the server put back from an old copy?",
-        )
+    backdated = roster.version > pinned.version and roster.issued_at < pinned.issued_at
     twice = roster.version == pinned.version and roster.hash != pinned.hash
     unchained = roster.version == pinned.version + 1 and roster.prev_roster_hash != pinned.hash
-    if twice or unchained:
-        raise UntrustedRoster(
-            f"version {roster.version} of the roster of {pinned.name} does not follow from "
-            f"version {pinned.version}, which was seen before",
-            hint=f"ask {pinned.owner_nhi}: its keys may be in other hands too",
-        )
+    hint = f"ask {pinned.owner_nhi}: its keys may be in other hands too"
+    if backdated:
+        fault = "is dated before"
+    elif roster.version < pinned.version:
+        fault = "is older than"
+        hint = "somebody serves an old roster; was the server put back from an old copy?"
+    elif twice or unchained:
+        fault = "does not follow from"
+    else:
+        return
+    raise UntrustedRoster(
+        f"version {roster.version} of the roster of {pinned.name} {fault} version {pinned.version}, "
+        "which was seen before",
+        hint=hint,
+    )
 
 
 class MemberDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -249,40 +248,16 @@ class RosterDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def roster_document(roster: Roster) -> RosterDocument:
-    return RosterDocument(
-        channel_id=roster.channel_id,
-        owner_nhi=roster.owner_nhi,
-        channel_name=roster.channel_name,
-        policy=roster.policy,
-        version=roster.version,
-        keys_since=roster.keys_since,
-        issued_at=roster.issued_at,
-        signer_id=roster.signer_id,
-        prev_roster_hash=to_text(roster.prev_roster_hash),
-        members=[
-            MemberDocument(nhi=one.nhi, may_publish=one.may_publish, may_subscribe=one.may_subscribe)
-            for one in roster.members
-        ],
-        signature_ed25519=to_text(roster.signatures.ed25519),
-        signature_ml_dsa=to_text(roster.signatures.ml_dsa),
-    )
+    members = msgspec.convert(roster.members, list[MemberDocument], from_attributes=True)
+    spelled = {"prev_roster_hash": to_text(roster.prev_roster_hash), "members": members}
+    return RosterDocument(**document_members(roster) | spelled)
 
 
 def parse_roster(document: RosterDocument) -> Roster:
     """Returns the roster of a document, well formed; `check_roster` verifies its signatures."""
-    roster = Roster(
-        channel_id=document.channel_id,
-        owner_nhi=document.owner_nhi,
-        channel_name=document.channel_name,
-        policy=document.policy,
-        version=document.version,
-        keys_since=document.keys_since,
-        issued_at=document.issued_at,
-        signer_id=document.signer_id,
-        prev_roster_hash=from_text(document.prev_roster_hash),
-        members=tuple(Member(one.nhi, one.may_publish, one.may_subscribe) for one in document.members),
-        signatures=Signatures(from_text(document.signature_ed25519), from_text(document.signature_ml_dsa)),
-    )
+    members = tuple(Member(one.nhi, one.may_publish, one.may_subscribe) for one in document.members)
+    parsed = {"prev_roster_hash": from_text(document.prev_roster_hash), "members": members}
+    roster = Roster(**object_members(document) | parsed)
     _check(roster)
     return roster
 

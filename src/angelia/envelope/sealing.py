@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
+from typing import ClassVar
 from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
@@ -23,6 +24,7 @@ from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
 from angelia.envelope.wire import (
     LATEST,
     NONCE,
+    SUITE_OF,
     TAG,
     TTL_DEFAULT,
     TTL_MAX,
@@ -35,9 +37,7 @@ from angelia.envelope.wire import (
 
 _SALT = b"angelia/v1/hkdf-salt"
 _INFO = b"angelia/v1/envelope-key\0"
-_NO_KEM_KEY = bytes(32)
 _EPOCH_KEY = 32
-_SUITE_OF = {KeyType.ML_KEM_768: Suite.ML_KEM, KeyType.XWING: Suite.XWING}
 
 Random = Callable[[int], bytes]
 
@@ -58,6 +58,9 @@ CHANNEL_KEY_LENGTHS = (_CHANNEL_KEY.size, _CHANNEL_KEY.size + _EDITION.size)
 class EpochKey:
     """The secret that the members of a channel share for an epoch; its id does not reveal it."""
 
+    kind: ClassVar = KeyType.CHANNEL_EPOCH
+    digest: ClassVar = bytes(32)  # in place of the digest of a recipient's public key
+
     secret: bytes = field(repr=False)
     key_id: UUID
 
@@ -70,6 +73,10 @@ class EpochKey:
     @classmethod
     def generate(cls, random: Random = os.urandom) -> EpochKey:
         return cls.of(random(_EPOCH_KEY))
+
+    def encapsulate(self) -> tuple[bytes, bytes]:
+        """Returns the secret; it needs no wrapped form, because the members of the channel have it."""
+        return self.secret, b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +120,12 @@ class ChannelKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """A message to be sealed for a channel, under the key of its epoch."""
-
-    channel_id: UUID
-    key: EpochKey
-    body: bytes = field(repr=False)
-    message_id: UUID
-    created_at: int
-    ttl_seconds: int = TTL_DEFAULT
-    priority: Priority = Priority.NORMAL
-    compression: Compression = Compression.NONE
-    padme: bool = False
-    correlation_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A message to be sealed for one recipient. The sender chooses message id and time."""
+    """A message to be sealed: to a key of one recipient or, without a recipient, to the key of a channel's epoch. The
+    sender chooses message id and time."""
 
-    recipient: str
-    key: KemPublicKey
+    recipient: str = ""
+    key: KemPublicKey | EpochKey
     body: bytes = field(repr=False)
     message_id: UUID
     created_at: int
@@ -159,34 +151,10 @@ class _Encrypted:
 def seal(
     letter: Letter, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> Envelope:
-    """Seals one message."""
-    return _signed(_encrypt(letter, sender, pair, ttl_max, random, batched=False), pair)
-
-
-def seal_post(
-    post: Post, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
-) -> Envelope:
-    """Seals one message for a channel (suite 4): holders of the key can read it, only the sender can have made it."""
-    compression, body = frame.compress(post.body, post.compression)
-    header = Header(
-        suite=Suite.CHANNEL,
-        message_id=post.message_id,
-        created_at=post.created_at,
-        ttl_seconds=post.ttl_seconds,
-        priority=post.priority,
-        compression=compression,
-        key_id=post.key.key_id,
-        sender_key_id=pair.public.signer_id,
-        sender_nhi=sender,
-        recipient_nhi="",
-        channel_id=post.channel_id,
-        correlation_id=post.correlation_id,
-        nonce=random(NONCE),
-        wrapped_key=b"",
-    )
-    head = wire.encode_head(header, ttl_max)
-    plain = frame.pack(len(post.body), body, padme=post.padme)
-    return _signed(_encrypted(header, head, message_key(post.key.secret, head), plain), pair)
+    """Seals one message: holders of the key can read it, only the sender can have made it."""
+    made = _encrypt(letter, sender, pair, ttl_max, random, batched=False)
+    signatures = pair.sign(Purpose.ENVELOPE, wire.signed_digest(made.head, made.ciphertext, made.tag))
+    return wire.assemble(made.header, made.head, made.ciphertext, made.tag, signatures)
 
 
 def seal_batch(
@@ -226,7 +194,7 @@ def verify(envelope: Envelope, signer: VerifyingPair, roots: VerifiedRoots | Non
 def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
     """Returns the message. Every fault raises the same OpenFailed, so that an attacker learns nothing from it."""
     header = envelope.header
-    if header.key_id != key.public.key_id or header.suite is not _SUITE_OF[key.kind]:
+    if header.key_id != key.public.key_id or header.suite is not SUITE_OF[key.kind]:
         raise OpenFailed
     secret = key.decapsulate(header.wrapped_key)
     message = _decrypted(envelope, message_key(secret, envelope.head, key.public.digest))
@@ -240,10 +208,10 @@ def unseal_post(envelope: Envelope, channel_id: UUID, key: EpochKey) -> bytes:
     header = envelope.header
     if header.suite is not Suite.CHANNEL or (header.channel_id, header.key_id) != (channel_id, key.key_id):
         raise OpenFailed
-    return _decrypted(envelope, message_key(key.secret, envelope.head))
+    return _decrypted(envelope, message_key(key.secret, envelope.head, key.digest))
 
 
-def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes = _NO_KEM_KEY) -> bytes:
+def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes) -> bytes:
     """Returns the AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
     return _hkdf(_SALT, secret, _INFO + sha256(head).digest() + recipient_key_digest)
 
@@ -259,7 +227,7 @@ def _encrypt(
     compression, body = frame.compress(letter.body, letter.compression)
     secret, wrapped_key = letter.key.encapsulate()
     header = Header(
-        suite=_SUITE_OF[letter.key.kind],
+        suite=SUITE_OF[letter.key.kind],
         message_id=letter.message_id,
         created_at=letter.created_at,
         ttl_seconds=letter.ttl_seconds,
@@ -278,11 +246,7 @@ def _encrypt(
     )
     head = wire.encode_head(header, ttl_max)
     plain = frame.pack(len(letter.body), body, padme=letter.padme)
-    return _encrypted(header, head, message_key(secret, head, letter.key.digest), plain)
-
-
-def _encrypted(header: Header, head: bytes, key: bytes, plain: bytes) -> _Encrypted:
-    sealed = AESGCM(key).encrypt(header.nonce, plain, head)
+    sealed = AESGCM(message_key(secret, head, letter.key.digest)).encrypt(header.nonce, plain, head)
     return _Encrypted(header, head, sealed[:-TAG], sealed[-TAG:])
 
 
@@ -293,11 +257,6 @@ def _decrypted(envelope: Envelope, key: bytes) -> bytes:
     except InvalidTag as error:
         raise OpenFailed from error
     return frame.unpack(opened, header.compression)
-
-
-def _signed(made: _Encrypted, pair: SigningPair) -> Envelope:
-    signatures = pair.sign(Purpose.ENVELOPE, wire.signed_digest(made.head, made.ciphertext, made.tag))
-    return wire.assemble(made.header, made.head, made.ciphertext, made.tag, signatures)
 
 
 def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -63,23 +65,9 @@ class VerifyingPair:
     def verify(self, purpose: Purpose, message: bytes, signatures: Signatures) -> bool:
         """Whether both signatures are valid. The second is verified even when the first failed."""
         signed = purpose.label + b"\0" + message
-        classical = self._classical_holds(signatures.ed25519, signed)
-        quantum_safe = self._quantum_safe_holds(signatures.ml_dsa, signed, purpose.context)
+        classical = _holds(self._ed25519.verify, signatures.ed25519, signed)
+        quantum_safe = _holds(self._ml_dsa.verify, signatures.ml_dsa, signed, purpose.context)
         return classical and quantum_safe
-
-    def _classical_holds(self, signature: bytes, signed: bytes) -> bool:
-        try:
-            self._ed25519.verify(signature, signed)
-        except InvalidSignature:
-            return False
-        return True
-
-    def _quantum_safe_holds(self, signature: bytes, signed: bytes, context: bytes) -> bool:
-        try:
-            self._ml_dsa.verify(signature, signed, context)
-        except InvalidSignature:
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +80,16 @@ class SigningPair:
 
     @classmethod
     def generate(cls) -> SigningPair:
-        return cls._of(Ed25519PrivateKey.generate(), MLDSA65PrivateKey.generate())
+        return cls.from_seeds(os.urandom(ED25519_BYTES), os.urandom(ML_DSA_SEED))
 
     @classmethod
     def from_seeds(cls, ed25519: bytes, ml_dsa: bytes) -> SigningPair:
         if len(ed25519) != ED25519_BYTES or len(ml_dsa) != ML_DSA_SEED:
             raise InvalidKey("the seeds of a signing pair have 32 bytes each")
-        return cls._of(Ed25519PrivateKey.from_private_bytes(ed25519), MLDSA65PrivateKey.from_seed_bytes(ml_dsa))
-
-    @classmethod
-    def _of(cls, ed25519: Ed25519PrivateKey, ml_dsa: MLDSA65PrivateKey) -> SigningPair:
-        public = parse_pair(ed25519.public_key().public_bytes_raw(), ml_dsa.public_key().public_bytes_raw())
-        return cls(public, ed25519, ml_dsa)
+        classical = Ed25519PrivateKey.from_private_bytes(ed25519)
+        quantum_safe = MLDSA65PrivateKey.from_seed_bytes(ml_dsa)
+        halves = (classical.public_key().public_bytes_raw(), quantum_safe.public_key().public_bytes_raw())
+        return cls(parse_pair(*halves), classical, quantum_safe)
 
     @property
     def seeds(self) -> tuple[bytes, bytes]:
@@ -150,3 +136,11 @@ def split_signatures(content: bytes) -> tuple[bytes, Signatures]:
 def object_holds(pair: VerifyingPair, purpose: Purpose, content: bytes, signatures: Signatures) -> bool:
     """Whether both signatures over an object are valid."""
     return pair.verify(purpose, hashlib.sha512(content).digest(), signatures)
+
+
+def _holds(verify: Callable[..., None], *signed: bytes) -> bool:
+    try:
+        verify(*signed)
+    except InvalidSignature:
+        return False
+    return True

@@ -69,11 +69,9 @@ _UNKNOWN_FLAGS = 0xFFFF & ~(_CHANNEL | _CORRELATION | _SESSION | _BATCH | _CONTR
 # By number, which is faster than to call the enum.
 _SUITES = {suite.value: suite for suite in Suite}
 _PRIORITIES, _COMPRESSIONS = tuple(Priority), tuple(Compression)
-_WRAPPED_BYTES = {
-    Suite.ML_KEM: kem.WRAPPED_BYTES[KeyType.ML_KEM_768],
-    Suite.XWING: kem.WRAPPED_BYTES[KeyType.XWING],
-    Suite.CHANNEL: 0,
-}
+# The suite that seals to a type of key.
+SUITE_OF = {KeyType.ML_KEM_768: Suite.ML_KEM, KeyType.XWING: Suite.XWING, KeyType.CHANNEL_EPOCH: Suite.CHANNEL}
+_WRAPPED_BYTES = {suite: kem.WRAPPED_BYTES.get(kind, 0) for kind, suite in SUITE_OF.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

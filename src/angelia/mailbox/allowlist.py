@@ -14,7 +14,7 @@ from angelia.envelope.ids import valid_handle
 from angelia.envelope.refusals import NotAllowed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import InvalidArgument
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, stamp
 from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 
 MOST_LABEL = 256
@@ -60,10 +60,7 @@ class Allowlist:
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
 
     def entries(self) -> list[AllowedSender]:
-        return [
-            AllowedSender(fingerprint=fingerprint, nhi=nhi, label=label, added_at=unstamp(added_at))
-            for fingerprint, nhi, label, added_at in self._database.rows("allowlist")
-        ]
+        return self._database.records(AllowedSender, "allowlist")
 
     def allow(self, nhi: str, now: datetime, label: str | None = None) -> AllowedSender:
         """Opens mail of an agent from now on, and returns its entry. Its signing pair must be pinned."""
@@ -108,7 +105,7 @@ class Allowlist:
         known = {entry.fingerprint for entry in self.entries()}
         with self._database.transaction() as tx:
             for one in documents:
-                tx.execute(SQL["allow"], (one.fingerprint, one.nhi, one.label, stamp(now)))
+                tx.write("allow", one.fingerprint, one.nhi, one.label, now)
         return len({one.fingerprint for one in documents} - known)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -30,7 +31,7 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
 from angelia.keys.model import GRACE
-from angelia.mailbox.keyfile import ED25519, LOCAL, LOCAL_BYTES, ML_DSA, NEXT, XWING, Seeds
+from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, SEED_LENGTHS, XWING, Seeds
 
 
 class RotationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +95,8 @@ def next_link(
     grace: list[KemEntry] = []
     if not plan.emergency:
         listed = {entry.key.key_id for entry in active}
-        grace = [_in_grace(entry, at) for id_, entry in old.items() if id_ not in listed]
+        replaced = [entry for id_, entry in old.items() if id_ not in listed]
+        grace = [replace(entry, status=KemKeyStatus.GRACE, rotated_at=at) for entry in replaced]
         grace += [
             e for e in before.kem_keys if e.status is KemKeyStatus.GRACE and at < e.rotated_at + milliseconds(GRACE)
         ]
@@ -115,11 +117,10 @@ def next_link(
 def with_next(seeds: Seeds, plan: RotationPlan) -> dict[str, bytes]:
     """Returns the seeds with the `next.` seeds that the plan needs, and no others. Seeds of an interrupted attempt are
     used again, except in an emergency: a thief may have read the key file."""
-    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
-    made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
-    wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
-    found = {} if plan.emergency else seeds
-    return without_next(seeds) | {name: found.get(name, made[name]) for name in wanted}
+    wanted = ([XWING] if plan.kem else []) + ([ED25519, ML_DSA] if plan.signer else [])
+    made = {NEXT + name: os.urandom(SEED_LENGTHS[name]) for name in wanted}
+    found = {} if plan.emergency else {name: seed for name, seed in seeds.items() if name in made}
+    return without_next(seeds) | made | found
 
 
 def without_next(seeds: Seeds) -> dict[str, bytes]:
@@ -133,16 +134,6 @@ def promoted(seeds: Seeds) -> dict[str, bytes]:
     }
 
 
-def with_next_local(seeds: Seeds) -> dict[str, bytes]:
-    """Returns the seeds with a new local key as `next.local`."""
-    return dict(seeds) | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
-
-
-def with_local_promoted(seeds: Seeds) -> dict[str, bytes]:
-    """Returns the seeds with `next.local` as the local key; the seeds of a pending rotation stay."""
-    return {name: seed for name, seed in seeds.items() if name != NEXT + LOCAL} | {LOCAL: seeds[NEXT + LOCAL]}
-
-
 def same_keys(link: Link, accepted: Link | None) -> Link:
     """Returns the server's copy of a link, if given, else the link. The copy may differ only in its signatures."""
     if accepted is None:
@@ -152,10 +143,6 @@ def same_keys(link: Link, accepted: Link | None) -> Link:
     if _step(ours) != _step(theirs):
         raise UntrustedBundle("the server's bundle is not the one that this agent signed")
     return accepted
-
-
-def active_ids(bundle: Bundle) -> set[UUID]:
-    return {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
 
 
 def separate_key(bundle: Bundle) -> KemPublicKey | None:
@@ -175,18 +162,8 @@ def next_pair(seeds: Seeds) -> SigningPair:
 def _step(bundle: Bundle) -> tuple[object, ...]:
     """Returns what two signatures over the same step share; a key in grace may have left the list in between."""
     chained = (bundle.agent_nhi, bundle.bundle_version, bundle.prev_bundle_hash)
-    return (*chained, bundle.signer.signer_id, bundle.suites, active_ids(bundle))
+    return (*chained, bundle.signer.signer_id, bundle.suites, bundle.active_ids)
 
 
 def _active(key: KemPublicKey, at: int) -> KemEntry:
     return KemEntry(key=key, status=KemKeyStatus.ACTIVE, created_at=at, expires_at=at + milliseconds(KEY_LIFE))
-
-
-def _in_grace(entry: KemEntry, at: int) -> KemEntry:
-    return KemEntry(
-        key=entry.key,
-        status=KemKeyStatus.GRACE,
-        created_at=entry.created_at,
-        expires_at=entry.expires_at,
-        rotated_at=at,
-    )

@@ -21,7 +21,7 @@ from typing import Any
 from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument, NotFound
 from angelia.mailbox import replay
-from angelia.mailbox.database import FILE, SQL, MailboxDatabase, stamp
+from angelia.mailbox.database import FILE, MailboxDatabase
 from angelia.mailbox.envelope_files import FileProblem, read_safely
 from angelia.mailbox.private_files import FILE_MODE, UnsafeFile
 from angelia.mailbox.replay import SeenEnvelope
@@ -72,7 +72,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
                 if msg_id in envelopes:
                     found += replay.insert(tx, envelopes[msg_id])
                 else:
-                    missing += tx.execute(SQL["add_legacy"], (msg_id, stamp(now))).fetchone() is not None
+                    missing += tx.row("add_legacy", msg_id, now) is not None
     return MigrationResult(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
 
 
@@ -98,14 +98,11 @@ def _back_up(mailbox: Path) -> tuple[Path, ...]:
     """Makes backups beside the originals and returns those it made. An equal backup is not repeated, another one is
     never overwritten."""
     copies = []
-    cache = mailbox / "seen_cache.json"
-    if cache.is_file() and (copy := _free(cache.with_name("seen_cache.json.backup"), cache)):
-        _copy_file(cache, copy)
-        copies.append(copy)
-    for name in ("inbox", "outbox"):
-        folder = mailbox / name
-        if folder.is_dir() and (copy := _free(mailbox / f"{name}_backup_v0", folder)):
-            _copy_folder(folder, copy)
+    backed_up = {"seen_cache.json": "seen_cache.json.backup", "inbox": "inbox_backup_v0", "outbox": "outbox_backup_v0"}
+    for name, backup in backed_up.items():
+        original = mailbox / name
+        if original.exists() and (copy := _free(mailbox / backup, original)):
+            _copy(original, copy)
             copies.append(copy)
     return tuple(copies)
 
@@ -125,25 +122,26 @@ def _content(path: Path) -> dict[str, str] | None:
     """Returns the hashes of a file or of a directory's files, by name; None for anything else."""
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         return None
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file() and not one.is_symlink()]
-    return {one.name if one != path else "": hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    if path.is_file():
+        return {"": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in _files(path)}
 
 
-def _copy_file(original: Path, copy: Path) -> None:
+def _files(folder: Path) -> list[Path]:
+    return [one for one in folder.iterdir() if one.is_file() and not one.is_symlink()]
+
+
+def _copy(original: Path, copy: Path) -> None:
     # Whole or not at all: a copy that a crash cut off would count as different content and stay for ever.
     half = copy.with_name(f".{copy.name}.half")
-    half.unlink(missing_ok=True)
-    _copy_content(original, half)
-    half.rename(copy)
-
-
-def _copy_folder(original: Path, copy: Path) -> None:
-    half = copy.with_name(f".{copy.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir(mode=0o700)
-    for one in original.iterdir():
-        if one.is_file() and not one.is_symlink():
+    if original.is_dir():
+        shutil.rmtree(half, ignore_errors=True)
+        half.mkdir(mode=0o700)
+        for one in _files(original):
             _copy_content(one, half / one.name)
+    else:
+        half.unlink(missing_ok=True)
+        _copy_content(original, half)
     half.rename(copy)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
@@ -12,14 +12,13 @@ from uuid import UUID
 from angelia.envelope import frame, sealing
 from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
-from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Letter
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import (
     LATEST,
     TTL_CEILING,
     TTL_DEFAULT,
-    TTL_MAX,
     Compression,
     Envelope,
     Header,
@@ -27,9 +26,10 @@ from angelia.envelope.wire import (
     Suite,
 )
 from angelia.errors import AngeliaError
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox import replay
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, stamp, unstamp
 from angelia.mailbox.drafts import MessageOptions
-from angelia.mailbox.key_rotation import STOLEN_AT
+from angelia.mailbox.key_rotation import STOLEN_AT, accepts_suite
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.own_keys import OwnKeys
@@ -37,7 +37,6 @@ from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
-_CHUNK = 5_000
 KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in CHANNEL_KEY_LENGTHS]
 
 
@@ -87,34 +86,17 @@ class PlacedEnvelope:
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldKey:
-    """A key of a channel, without its secret."""
-
-    key_id: UUID
-    epoch: int
-    sender: str
-    received_at: datetime
-
-
+@dataclass(eq=False, repr=False)
 class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        own_keys: OwnKeys,
-        pinned_keys: PinnedKeys,
-        ttl_max: int = TTL_MAX,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._own_keys = own_keys
-        self._pinned_keys = pinned_keys
-        self._ttl_max = ttl_max
-        self.key_share_retries = KeyShareRetries(database)
-        self._roots = VerifiedRoots()
+    _database: MailboxDatabase
+    _local: LocalKey
+    _own_keys: OwnKeys
+    _pinned_keys: PinnedKeys
+    _ttl_max: int
+    key_share_retries: KeyShareRetries
+    _roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     @property
     def ttl(self) -> int:
@@ -124,21 +106,21 @@ class MailboxChannels:
     def join(self, channel_id: UUID, name: str, now: datetime) -> None:
         """Expects mail with this channel's keys from now on, from any sender."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["join_channel"], (str(channel_id), name, stamp(now)))
-            tx.execute(SQL["revive_channel_key"], (str(channel_id),))
+            tx.write("join_channel", channel_id, name, now)
+            tx.write("revive_channel_key", channel_id)
 
     def leave(self, channel_id: UUID, now: datetime) -> None:
         """Expects no more keys; the keys that are here are destroyed later, like replaced ones."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["leave_channel"], (str(channel_id),))
-            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), LATEST))
+            tx.write("leave_channel", channel_id)
+            tx.write("retire_channel_keys", self._destroy_at(now), channel_id, LATEST)
 
     def forget(self, channel_id: UUID, now: datetime) -> None:
         """Forgets all about a channel except its keys; they still open messages, and seal nothing."""
         self.leave(channel_id, now)
         with self._database.transaction() as tx:
             for statement in ("forget_roster", "forget_epoch", "spend_channel_keys"):
-                tx.execute(SQL[statement], (str(channel_id),))
+                tx.write(statement, channel_id)
 
     def joined_as(self, name: str) -> UUID | None:
         """Returns the id of the channel that was joined under a name."""
@@ -147,7 +129,7 @@ class MailboxChannels:
 
     def name(self, channel_id: UUID) -> str | None:
         """Returns the `owner/name` under which a channel was joined."""
-        found = self._database.row("joined_channel", str(channel_id))
+        found = self._database.row("joined_channel", channel_id)
         return None if found is None else str(found[0])
 
     def expects(self, envelope: Envelope) -> bool:
@@ -168,80 +150,72 @@ class MailboxChannels:
         roster = brought.made_under if seals else None
         if not 1 <= brought.epoch < LATEST:
             raise Malformed("the epoch of a channel's key is out of range")
-        channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
+        channel_id, key_id = brought.channel_id, brought.key.key_id
         with self._database.transaction() as tx:
-            kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            made_under = (None, 0 if seals else None) if roster is None else (str(roster.signer_id), roster.version)
-            stolen_at = read_meta(tx, STOLEN_AT)
-            spent = came_at is not None and stolen_at is not None and stamp(came_at) <= stolen_at
-            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), *made_under, spent)
-            tx.execute(SQL["add_channel_key"], values)
-            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own_keys.identity.handle)).fetchone()
-            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
+            kept = self._local.encrypt("channel_keys", str(key_id), brought.key.secret)
+            made_under = (None, 0 if seals else None) if roster is None else (roster.signer_id, roster.version)
+            stolen_at = self.stolen_at
+            spent = came_at is not None and stolen_at is not None and came_at <= stolen_at
+            tx.write("add_channel_key", channel_id, key_id, brought.epoch, *kept, sender, now, *made_under, spent)
+            (newest,) = tx.row("newest_epoch", channel_id, self._own_keys.identity.handle)
+            tx.write("retire_channel_keys", self._destroy_at(now), channel_id, newest or 0)
 
     def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
         """Retires the keys up to an epoch that the channel has left: they seal nothing any more."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch + 1))
+        self._database.write("retire_channel_keys", self._destroy_at(now), channel_id, epoch + 1)
 
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
         """Retires the keys of earlier epochs, after a key of this epoch was made here: they seal nothing any more, and
         are kept until no message under them can be read."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
-            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
+            tx.write("heard_epoch", channel_id, epoch)
+            tx.write("retire_channel_keys", self._destroy_at(now), channel_id, epoch)
             forget_before(tx, channel_id, epoch)
 
     def check_epoch(self, channel_id: UUID, epoch: int) -> None:
         """Refuses an epoch of the server that goes back, or leaps far ahead: a message under an earlier key opens for
         members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
         one was the newest."""
-        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own_keys.identity.handle)
-        if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
-            raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
-        if newest is not None and epoch < newest:
-            raise EpochWentBack(
-                f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
-                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
-                f"epoch untrue? Then: angelia channel forget {channel_id}",
-            )
+        (newest,) = self._database.row("newest_epoch", channel_id, self._own_keys.identity.handle)
+        if newest is None or newest <= epoch <= newest + MOST_EPOCHS_AHEAD:
+            return
+        said = f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before"
+        if epoch > newest:
+            raise EpochLeapt(said)
+        raise EpochWentBack(
+            said,
+            hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
+            f"epoch untrue? Then: angelia channel forget {channel_id}",
+        )
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
-        found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
+        found = self._database.row("channel_key", channel_id, key_id, now)
         return None if found is None else self._decrypted(key_id, *found)
 
     def made_under(self, channel_id: UUID, key_id: UUID) -> Edition | None:
         """Returns the roster, by signer and version, under which a key was made."""
-        found = self._database.row("key_made_under", str(channel_id), str(key_id))
-        return None if found is None else Edition(UUID(found[0]), found[1])
+        return self._database.record(Edition, "key_made_under", channel_id, key_id)
 
     @property
     def stolen_at(self) -> datetime | None:
         """The last time at which the keys of channels in this mailbox may have been stolen."""
-        found = self._database.row("read_meta", STOLEN_AT)
-        return None if found is None else unstamp(found[0])
+        found = self._database.meta(STOLEN_AT)
+        return None if found is None else unstamp(found)
 
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
         """Returns a key if it may seal: it was not replaced, a publisher vouched for it, and the roster still accepts
         keys of its version."""
-        found = self._database.row("present_channel_key", str(channel_id), str(key_id))
+        found = self._database.row("present_channel_key", channel_id, key_id)
         return None if found is None else self._decrypted(key_id, *found)
-
-    def keys(self, channel_id: UUID) -> list[HeldKey]:
-        """Returns the keys of a channel, newest epoch first."""
-        return [
-            HeldKey(key_id=UUID(key_id), epoch=epoch, sender=sender, received_at=unstamp(received))
-            for key_id, epoch, sender, received in self._database.rows("channel_keys", str(channel_id))
-        ]
 
     def seal(
         self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **options: Unpack[MessageOptions]
     ) -> Envelope:
         """Returns a message sealed for all agents that have the key."""
         values: MessageOptions = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **options}
-        post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
+        letter = Letter(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own_keys.identity
-        return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
+        return sealing.seal(letter, identity.handle, identity.pair, ttl_max=self._ttl_max)
 
     def open_many(
         self, channel_id: UUID, messages: Sequence[PlacedEnvelope], now: datetime
@@ -259,7 +233,7 @@ class MailboxChannels:
 
     def was_opened(self, channel_id: UUID, placed: PlacedEnvelope) -> bool:
         """Whether this message was opened here before, at this offset."""
-        found = self._database.row("channel_opened", str(channel_id), placed.offset)
+        found = self._database.row("channel_opened", channel_id, placed.offset)
         return found is not None and found[0] == placed.envelope.replay_key
 
     def _opened(self, channel_id: UUID, placed: PlacedEnvelope, now: datetime) -> ChannelMessage | Refused:
@@ -289,11 +263,11 @@ class MailboxChannels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own_keys.accepts_suite(header.suite, header.created_at):
+        if not accepts_suite(self._database, header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
         check_window(header, DeliveryProfile.RELAY, now)
-        pruned_to = self._database.row("read_meta", _PRUNED_TO)
-        if pruned_to and stamp(moment(header.expires_at)) <= pruned_to[0]:
+        pruned_to = self._database.meta(_PRUNED_TO)
+        if pruned_to is not None and stamp(moment(header.expires_at)) <= pruned_to:
             raise Expired("this mailbox no longer remembers where the message stood, so it does not open it")
         pair = self._signer(header)
         sealing.verify(envelope, pair, self._roots, unix_ms(now))
@@ -309,28 +283,22 @@ class MailboxChannels:
         key = EpochKey.of(self._local.decrypt("channel_keys", str(key_id), nonce, secret))
         return key if key.key_id == key_id else None
 
-    def _destroy_at(self, now: datetime) -> str:
+    def _destroy_at(self, now: datetime) -> datetime:
         """When a retired key is destroyed: other publishers' messages live as long as any server allows."""
-        return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
+        return now + timedelta(seconds=TTL_CEILING) + SKEW
 
 
 def prune(database: MailboxDatabase, now: datetime) -> None:
     """Forgets the offsets of expired messages."""
-    before, chunk = stamp(now - SKEW), _CHUNK
-    while chunk == _CHUNK:
-        with database.transaction() as tx:
-            expiries = [row[0] for row in tx.execute(SQL["prune_channel_opened"], (before, _CHUNK))]
-            if expiries:
-                write_meta(tx, _PRUNED_TO, max(read_meta(tx, _PRUNED_TO) or "", *expiries))
-        chunk = len(expiries)
+    replay.prune_expired(database, _PRUNED_TO, "prune_channel_opened", now - SKEW)
 
 
 def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:
     """Notes the offset of a message. Returns the refusal if the message or the offset was used before."""
-    channel_id, msg_id = str(message.channel_id), str(message.message_id)
-    values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)
-    tx.execute(SQL["add_channel_opened"], (*values, stamp(message.expires_at)))
-    found = tx.execute(SQL["channel_opened"], (channel_id, message.offset)).fetchone()
+    place = (message.channel_id, message.offset)
+    named = (message.replay_key, message.sender_fingerprint, message.message_id)
+    tx.write("add_channel_opened", *place, *named, message.expires_at)
+    found = tx.row("channel_opened", *place)
     if found is None:
         return IdConflict("this message stood at another offset before; it is not shown a second time")
     if found[0] != message.replay_key:

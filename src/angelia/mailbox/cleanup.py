@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.times import SKEW
 from angelia.mailbox import channels, replay
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, unstamp
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.notices import NoticeKind, Notices
 from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
@@ -19,16 +20,14 @@ _CHUNK = 1_000
 KEPT_AFTER_END = timedelta(days=1)
 
 
+@dataclass(eq=False, repr=False)
 class Cleanup:
     """Runs when the mailbox is opened and, cheaply, with every operation that writes."""
 
-    def __init__(
-        self, database: MailboxDatabase, files: Sequence[EnvelopeFiles], inbox_files: EnvelopeFiles, notices: Notices
-    ) -> None:
-        self._database = database
-        self._files = files
-        self._inbox_files = inbox_files
-        self._notices = notices
+    _database: MailboxDatabase
+    _files: Sequence[EnvelopeFiles]
+    _inbox_files: EnvelopeFiles
+    _notices: Notices
 
     def start(self, now: datetime) -> None:
         self._tidy(now)
@@ -37,12 +36,11 @@ class Cleanup:
     def run_due(self, now: datetime) -> None:
         """Destroys private keys and plaintexts whose time has surely passed; once a day it prunes as well."""
         reached = self._reached(now)
-        ended = None if reached is None else stamp(reached - KEPT_AFTER_END)
-        if reached is not None and self._database.row("something_overdue", stamp(reached), ended):
+        if reached is not None and self._database.row("something_overdue", reached, reached - KEPT_AFTER_END):
             with self._database.transaction() as tx:
-                tx.execute(SQL["destroy_overdue"], (stamp(reached),))
-                tx.execute(SQL["expire_outbox"], (ended,))
-                tx.execute(SQL["destroy_channel_keys"], (stamp(reached),))
+                tx.write("destroy_overdue", reached)
+                tx.write("expire_outbox", reached - KEPT_AFTER_END)
+                tx.write("destroy_channel_keys", reached)
         if replay.prune_due(self._database, now):
             self._tidy(now)
 
@@ -51,7 +49,7 @@ class Cleanup:
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
-            self._prune_spent(now)
+            self._database.write("prune_spent", now - SKEW)  # too old to be handed out again
             self._prune_controls(now)
         for directory in self._files:
             directory.sweep(now)
@@ -66,18 +64,14 @@ class Cleanup:
         shown = None if found is None else unstamp(found)
         if shown is not None and shown <= now < shown + _BELIEVED_AFTER:
             return None
-        self._database.write("write_meta", _CLOCK, stamp(now))
+        self._database.write("write_meta", _CLOCK, now)
         return shown if shown is not None and shown <= now else None
 
     def _prune_controls(self, now: datetime) -> None:
         """Deletes control messages that were handled and have expired: they cannot be delivered again."""
-        before = stamp(now - SKEW)
+        before = now - SKEW
         while self._database.row("something_handled", before):
             self._inbox_files.remove([key for (key,) in self._database.write("prune_controls", before, _CHUNK)])
-
-    def _prune_spent(self, now: datetime) -> None:
-        """Forgets one-time keys of recipients that are too old to be handed out again."""
-        self._database.write("prune_spent", stamp(now - SKEW))
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning

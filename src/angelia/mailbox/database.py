@@ -13,9 +13,13 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
 
 from angelia.errors import AngeliaError, DiskFull, Unavailable
 from angelia.mailbox import private_files
@@ -39,6 +43,8 @@ _PRAGMAS = (
 _BLOCK = re.compile(r"^-- (name|columns): (\w+)\n(.*?)(?=^-- (?:name|columns): |\Z)", re.MULTILINE | re.DOTALL)
 _BESIDE = Path(__file__).parent
 
+T = TypeVar("T")
+
 
 def _statements_by_name(script: str) -> dict[str, str]:
     blocks = [(found[1], found[2], found[3].strip()) for found in _BLOCK.finditer(script)]
@@ -50,7 +56,37 @@ SQL = _statements_by_name((_BESIDE / "statements.sql").read_text("utf-8"))
 _DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
 
 
-class MailboxTx(sqlite3.Connection):
+class NamedStatements:
+    """Reads with the statements of `statements.sql`, by their names: in a transaction, or outside of one.
+
+    UUIDs and times are bound as text, the way the tables have them."""
+
+    def rows(self, name: str, *values: object) -> list[Any]:
+        raise NotImplementedError
+
+    def row(self, name: str, *values: object) -> Any:
+        """Returns the first row, or None."""
+        found = self.rows(name, *values)
+        return found[0] if found else None
+
+    def records(self, kind: type[T], name: str, *values: object) -> list[T]:
+        """Returns the rows as records of a dataclass, whose fields are in the order of the columns."""
+        members = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+        rows = (dict(zip(members, row, strict=True)) for row in self.rows(name, *values))
+        return [msgspec.convert(row, kind, strict=False) for row in rows]
+
+    def record(self, kind: type[T], name: str, *values: object) -> T | None:
+        """Returns the first row as a record, or None."""
+        found = self.records(kind, name, *values)
+        return found[0] if found else None
+
+    def meta(self, name: str) -> str | None:
+        """Returns a value of the table `meta`."""
+        found = self.row("read_meta", name)
+        return None if found is None else str(found[0])
+
+
+class MailboxTx(sqlite3.Connection, NamedStatements):
     """A connection inside `MailboxDatabase.transaction`. It notes when the write-ahead log holds destroyed secrets."""
 
     log_holds_secrets = False
@@ -58,7 +94,12 @@ class MailboxTx(sqlite3.Connection):
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if sql in _DESTROYS:
             self.log_holds_secrets = True
-        return super().execute(sql, parameters)
+        return super().execute(sql, [_bound(value) for value in parameters])
+
+    def rows(self, name: str, *values: object) -> list[Any]:
+        return self.execute(SQL[name], values).fetchall()
+
+    write = rows  # the name for a statement that changes something
 
     def empty_log(self) -> None:
         """Checkpoints the write-ahead log and truncates it.
@@ -93,7 +134,7 @@ class _Opened(NamedTuple):
     connection: MailboxTx
 
 
-class MailboxDatabase:
+class MailboxDatabase(NamedStatements):
     """The file `replay_state.db` of one mailbox directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -113,22 +154,12 @@ class MailboxDatabase:
     def rows(self, name: str, *values: object) -> list[Any]:
         """Returns the rows of a named statement that only reads."""
         with wrapped():
-            return self._connection.execute(SQL[name], values).fetchall()
-
-    def row(self, name: str, *values: object) -> Any:
-        """Returns the first row of a named statement that only reads, or None."""
-        found = self.rows(name, *values)
-        return found[0] if found else None
-
-    def meta(self, name: str) -> str | None:
-        """Returns a value of the table `meta`."""
-        found = self.row("read_meta", name)
-        return None if found is None else str(found[0])
+            return self._connection.rows(name, *values)
 
     def write(self, name: str, *values: object) -> list[Any]:
         """Runs a named statement in a transaction of its own; returns its rows."""
         with self.transaction() as tx:
-            return tx.execute(SQL[name], values).fetchall()
+            return tx.write(name, *values)
 
     @contextmanager
     def transaction(self) -> Iterator[MailboxTx]:
@@ -223,15 +254,6 @@ def wrapped() -> Iterator[None]:
         ) from error
 
 
-def read_meta(tx: MailboxTx, name: str) -> str | None:
-    found = tx.execute(SQL["read_meta"], (name,)).fetchone()
-    return None if found is None else str(found[0])
-
-
-def write_meta(tx: MailboxTx, name: str, value: str) -> None:
-    tx.execute(SQL["write_meta"], (name, value))
-
-
 def ago(since: datetime, now: datetime) -> str:
     """Returns an age for display: 4s, 12m, 3h, 5d."""
     seconds = max(0, (now - since) // timedelta(seconds=1))
@@ -239,6 +261,12 @@ def ago(since: datetime, now: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _bound(value: object) -> object:
+    if isinstance(value, datetime):
+        return stamp(value)
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _begin(connection: sqlite3.Connection) -> None:

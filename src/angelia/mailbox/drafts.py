@@ -12,8 +12,8 @@ from angelia.errors import InvalidArgument
 
 
 class MessageOptions(TypedDict, total=False):
-    """How a message is sealed, as mail or for a channel. What is left out has the default of `Letter` and `Post`; the
-    TTL has that of the mailbox."""
+    """How a message is sealed, as mail or for a channel. What is left out has the default of `Letter`; the TTL has
+    that of the mailbox."""
 
     message_id: UUID
     ttl_seconds: int

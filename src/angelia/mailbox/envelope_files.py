@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -126,12 +125,9 @@ class EnvelopeFiles:
 
     def missing(self, replay_keys: Iterable[str]) -> list[FileProblem]:
         """Returns those of the envelopes that have no file."""
-        names = (f"{replay_key}.agl" for replay_key in replay_keys)
-        return [
-            FileProblem(self.path / name, "is missing")
-            for name in names
-            if not private_files.exists(self._directory, name)
-        ]
+        names = [f"{replay_key}.agl" for replay_key in replay_keys]
+        missing = [name for name in names if not private_files.exists(self._directory, name)]
+        return [FileProblem(self.path / name, "is missing") for name in missing]
 
     def sweep(self, now: datetime) -> None:
         """Removes temporary files that a crash left half written."""
@@ -149,22 +145,9 @@ class EnvelopeFiles:
 def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, most: int = MAX_ENVELOPE) -> bytes:
     """Returns the bytes of a file that another user may have put there. Refuses symlinks, hard links, pipes, and files
     that are too big."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(name, flags, dir_fd=directory)
-    except OSError as error:
-        raise private_files.explained(shown, error) from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafeFile(f"{shown} is not a regular file")
-        if status.st_nlink > 1:
-            raise UnsafeFile(f"{shown} has another name elsewhere (a hard link)")
-        if status.st_size > most:
-            raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise private_files.explained(shown, error) from error
-    finally:
-        os.close(descriptor)
+    return private_files.read_regular(name, shown, _refuse_hard_link, directory=directory, most=most)
+
+
+def _refuse_hard_link(shown: Path, status: os.stat_result) -> None:
+    if status.st_nlink > 1:
+        raise UnsafeFile(f"{shown} has another name elsewhere (a hard link)")

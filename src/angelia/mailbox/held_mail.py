@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
-from typing import Any
 
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase
 
 # A stranger must not fill this disk; messages beyond the limit are delivered again anyway.
 MOST = 1_000
@@ -37,27 +36,13 @@ class HeldMail:
         if not new:
             return
         with self._database.transaction() as tx:
-            tx.executemany(SQL["keep_out"], [_values(one) for one in new])
-            tx.execute(SQL["prune_kept_out"], (stamp(max(one.kept_at for one in new)), MOST))
+            for one in new:
+                tx.write("keep_out", *astuple(one))
+            tx.write("prune_kept_out", max(one.kept_at for one in new), MOST)
 
     def admitted(self, now: datetime, limit: int = 100) -> list[HeldMessage]:
         """Returns the held messages of senders that are allowed by now, oldest first."""
-        return [_held_message(row) for row in self._database.rows("admitted", stamp(now), limit)]
+        return self._database.records(HeldMessage, "admitted", now, limit)
 
     def forget(self, replay_key: str) -> None:
         self._database.write("forget_kept_out", replay_key)
-
-
-def _values(one: HeldMessage) -> tuple[str, ...]:
-    return one.replay_key, one.sender, one.lease_token, stamp(one.kept_at), stamp(one.expires_at)
-
-
-def _held_message(row: tuple[Any, ...]) -> HeldMessage:
-    replay_key, sender, token, kept_at, expires_at = row
-    return HeldMessage(
-        replay_key=replay_key,
-        sender=sender,
-        lease_token=token,
-        kept_at=unstamp(kept_at),
-        expires_at=unstamp(expires_at),
-    )

@@ -19,25 +19,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope import crypto_support
 from angelia.envelope.ids import KeyType, key_id, valid_handle
-from angelia.envelope.kem import SEED_BYTES, KemPrivateKey
-from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED, SigningPair
+from angelia.envelope.signing import SigningPair
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.mailbox import keyfile, private_files
 from angelia.mailbox.bundle_signing import next_pair
-from angelia.mailbox.keyfile import (
-    ED25519,
-    LOCAL,
-    LOCAL_BYTES,
-    ML_DSA,
-    NEXT,
-    XWING,
-    BrokenKeyFile,
-    PassphrasePrompt,
-    Unlocked,
-)
+from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, SEED_LENGTHS, BrokenKeyFile, PassphrasePrompt, Unlocked
 
 KEY, PUBLIC = "key", "agent.json"
-_LENGTHS = {ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED, XWING: SEED_BYTES[KeyType.XWING], LOCAL: LOCAL_BYTES}
 
 
 class PublicIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +71,9 @@ class KeyFile:
         self._home = home
         content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
         opened = keyfile.unlock_again(content, identity.unlocked.protection)
-        self.identity = _with_seeds(_as_published(directory, home, identity), opened)
+        # Another process may have registered the agent meanwhile.
+        present = _as_published(identity, _read_public(directory, home, identity.name))
+        self.identity = _with_seeds(present, opened)
 
     @property
     def seeds(self) -> dict[str, bytes]:
@@ -137,10 +127,7 @@ def load(home: Path, name: str, passphrase_prompt: PassphrasePrompt) -> Identity
         seeds = _completed(opened.seeds)
         if seeds != opened.seeds:
             private_files.write(directory, KEY, keyfile.encode(seeds, opened.protection))
-    pair, unlocked = _signing_pair(seeds), Unlocked(seeds, opened.protection)
-    if public is None:
-        return Identity(name, name, pair, unlocked)
-    return Identity(name, public.handle, pair, unlocked, public.id, public.server)
+    return _as_published(Identity(name, name, _signing_pair(seeds), Unlocked(seeds, opened.protection)), public)
 
 
 @contextmanager
@@ -199,9 +186,7 @@ def record_registration(home: Path, identity: Identity, *, id: UUID, handle: str
 
 def _completed(seeds: keyfile.Seeds) -> dict[str, bytes]:
     """Returns the seeds, with new ones for those that are missing."""
-    made = {LOCAL: os.urandom(LOCAL_BYTES), XWING: KemPrivateKey.generate(KeyType.XWING).seed}
-    made[ED25519], made[ML_DSA] = SigningPair.generate().seeds
-    return made | dict(seeds)
+    return {name: os.urandom(length) for name, length in SEED_LENGTHS.items()} | dict(seeds)
 
 
 def _with_seeds(identity: Identity, opened: Unlocked) -> Identity:
@@ -212,9 +197,8 @@ def _signing_pair(seeds: keyfile.Seeds) -> SigningPair:
     return SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA])
 
 
-def _as_published(directory: int, home: Path, identity: Identity) -> Identity:
-    """Returns the identity as `agent.json` has it now: another process may have registered it meanwhile."""
-    public = _read_public(directory, home, identity.name)
+def _as_published(identity: Identity, public: PublicIdentity | None) -> Identity:
+    """Returns the identity as `agent.json` has it."""
     if public is None:
         return identity
     return dataclasses.replace(identity, handle=public.handle, id=public.id, server=public.server)
@@ -224,7 +208,7 @@ def _check_seeds(seeds: keyfile.Seeds, shown: Path) -> None:
     if ED25519 not in seeds:
         raise BrokenKeyFile(f"{shown} holds no Ed25519 seed")
     for name, seed in seeds.items():
-        if len(seed) != _LENGTHS.get(name.removeprefix(NEXT), len(seed)):
+        if len(seed) != SEED_LENGTHS.get(name.removeprefix(NEXT), len(seed)):
             raise BrokenKeyFile(f"{shown} is damaged: its seed {name[:40]!r} has {len(seed)} bytes")
 
 
@@ -258,8 +242,9 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
     try:
         with private_files.opened_directory(home) as above:
             if make and not private_files.exists(above, name):
-                with private_files.writing(home / name):
-                    _make_below(above, name)
+                private_files.make_below(
+                    home / name
+                )  # if another process was faster, the lock decides which one goes on
             with private_files.opened_directory(home / name, within=above) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 with private_files.writing(home / name):
@@ -267,14 +252,6 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
                     yield directory
     except NotFound as error:
         raise NotFound(f"there is no agent {name} in {home}", hint=f"angelia agent new {name}") from error
-
-
-def _make_below(above: int, name: str) -> None:
-    try:
-        os.mkdir(name, private_files.DIRECTORY_MODE, dir_fd=above)
-    except FileExistsError:  # another process was faster; the lock decides which one writes the key
-        return
-    os.fsync(above)
 
 
 def _read_public(directory: int, home: Path, name: str) -> PublicIdentity | None:
@@ -288,11 +265,5 @@ def _read_public(directory: int, home: Path, name: str) -> PublicIdentity | None
 
 
 def _write_public(directory: int, identity: Identity) -> None:
-    public = PublicIdentity(
-        handle=identity.handle,
-        public_key=identity.public_key,
-        key_id=identity.key_id,
-        id=identity.id,
-        server=identity.server,
-    )
+    public = msgspec.convert(identity, PublicIdentity, from_attributes=True)
     private_files.write(directory, PUBLIC, msgspec.json.format(msgspec.json.encode(public)) + b"\n")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
@@ -15,7 +14,7 @@ from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
 from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AmbiguousId, InvalidArgument, NotFound, RateLimited
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, T
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.own_keys import OwnKeys
@@ -24,8 +23,8 @@ from angelia.mailbox.receipt_log import ReceiptLog
 PAGE = 50
 SHORTEST_PREFIX = 8
 _PREFIX = re.compile(r"\A[0-9a-f]{8,64}\Z")
-_NEWEST = ("~", "~", "~")  # after every time and every replay key
-_OLDEST = ("", "")
+_NEWEST: tuple[object, ...] = ("~", "~", "~")  # after every time and every replay key
+_OLDEST: tuple[object, ...] = ("", "")
 # How many control messages of one sender may wait to be handled, and how many of all are returned at a time.
 MOST_CONTROLS = 100
 _CONTROLS_AT_ONCE, _CONTROL_BYTES_AT_ONCE = 100, 1 << 20
@@ -92,24 +91,16 @@ class InboxPage:
     warnings: tuple[FileProblem, ...]
 
 
+@dataclass(eq=False, repr=False)
 class Inbox:
     """The tables `inbox` and `controls`."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        files: EnvelopeFiles,
-        dead_files: EnvelopeFiles,
-        receipts: ReceiptLog,
-        own_keys: OwnKeys,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._files = files
-        self._dead_files = dead_files
-        self._receipts = receipts
-        self._own_keys = own_keys
+    _database: MailboxDatabase
+    _local: LocalKey
+    _files: EnvelopeFiles
+    _dead_files: EnvelopeFiles
+    _receipts: ReceiptLog
+    _own_keys: OwnKeys
 
     def add(
         self,
@@ -140,11 +131,11 @@ class Inbox:
             status=ReadState.UNREAD,
             acked_at=None,
         )
-        tx.execute(SQL["add_inbox"], (*_values(message), *self._local.encrypt("inbox", replay_key, body)))
+        tx.write("add_inbox", *astuple(message), *self._local.encrypt("inbox", replay_key, body))
         if header.control:
-            tx.execute(SQL["add_control"], (replay_key,))
+            tx.write("add_control", replay_key)
         elif for_handler:
-            tx.execute(SQL["add_unhandled"], (replay_key,))
+            tx.write("add_unhandled", replay_key)
         return message
 
     def page(self, limit: int = PAGE, after: str | None = None) -> InboxPage:
@@ -152,16 +143,15 @@ class Inbox:
         since = _NEWEST
         if after is not None:
             last = self.message(after)
-            since = (stamp(last.received_at), stamp(last.created_at), last.replay_key)
-        messages = tuple(_message(row) for row in self._database.rows("inbox_page", *since, limit))
+            since = (last.received_at, last.created_at, last.replay_key)
+        messages = tuple(self._database.records(Message, "inbox_page", *since, limit))
         checked = [self._files.problem(message.replay_key) for message in messages]
         more = messages[-1].replay_key if len(messages) == limit else None
         return InboxPage(messages, more, tuple(problem for problem in checked if problem is not None))
 
     def message(self, replay_key: str) -> Message:
         """Returns a message by its replay key or a unique prefix of it."""
-        found = self._database.row("inbox_one", resolve(self._database, "inbox_between", replay_key))
-        return _message(found)
+        return by_prefix(self._database, Message, "inbox_between", replay_key)
 
     def mail(self, replay_key: str) -> Message:
         """Returns a message as `message` does; a control message is NotFound."""
@@ -174,36 +164,25 @@ class Inbox:
         """Whether a received message is for the SDK and not for the agent's owner."""
         return self._database.row("is_control", replay_key) is not None
 
-    def unacked(self, limit: int = 100) -> list[Message]:
-        """Returns received messages that the server has no ack of yet, oldest first, control messages too."""
-        return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
-
-    def controls(
-        self,
-        kind: Control = Control.CHANNEL_KEY,
-        limit: int = _CONTROLS_AT_ONCE,
-        *,
-        after: Message | None = None,
-    ) -> list[Opened]:
+    def controls(self, kind: Control = Control.CHANNEL_KEY, *, after: Message | None = None) -> list[Opened]:
         """Returns the oldest unhandled control messages of a kind, at most a hundred or a mebibyte of them; `after` is
         the last one of the call before."""
         found, size = list[Opened](), 0
-        since = _OLDEST if after is None else (stamp(after.received_at), after.replay_key)
+        since = _OLDEST if after is None else (after.received_at, after.replay_key)
         least, most = _LENGTHS[kind]
         while True:
-            rows = self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
-            page = [_message(row) for row in rows]
+            page = self._database.records(Message, "inbox_controls", *since, least + TAG, most + TAG, _CONTROLS_AT_ONCE)
             for message in page:
                 body = self._body(message.replay_key)
                 if body[0] != kind:
                     continue
                 found.append(Opened(message=message, body=body, control=True))
                 size += len(body)
-                if len(found) == limit or size >= _CONTROL_BYTES_AT_ONCE:
+                if len(found) == _CONTROLS_AT_ONCE or size >= _CONTROL_BYTES_AT_ONCE:
                     return found
-            if len(page) < limit:
+            if len(page) < _CONTROLS_AT_ONCE:
                 return found
-            since = (stamp(page[-1].received_at), page[-1].replay_key)
+            since = (page[-1].received_at, page[-1].replay_key)
 
     def check_room_for_control(self, sender_fp: str, sender: str) -> None:
         """Raises RateLimited for a sender with too many unhandled control messages."""
@@ -241,11 +220,8 @@ class Inbox:
 
     def answer_to(self, correlation_id: UUID, sender: str) -> Opened | None:
         """Returns the first message of a sender in a conversation, whichever process received it."""
-        found = self._database.row("inbox_answer", str(correlation_id), sender)
-        if found is None:
-            return None
-        message = _message(found)
-        return Opened(message=message, body=self._body(message.replay_key))
+        found = self._database.record(Message, "inbox_answer", correlation_id, sender)
+        return None if found is None else Opened(message=found, body=self._body(found.replay_key))
 
     def delete(self, replay_key: str) -> None:
         """Destroys a message, with the refused envelopes of the same message, which have the same content. Its replay
@@ -269,13 +245,13 @@ class Inbox:
             return
         with self._database.transaction() as tx:
             for used in refused.values():
-                tx.execute(SQL["use_one_time"], (str(used),))
+                tx.write("use_one_time", used)
         self._dead_files.remove(refused)
         self._dead_files.sync()
 
     def was_deleted(self, sender: str, message_id: UUID) -> bool:
         """Whether a message of a sender was opened here and deleted since."""
-        return self._database.row("was_deleted", str(message_id), sender) is not None
+        return self._database.row("was_deleted", message_id, sender) is not None
 
     def mark_handled(self, replay_key: str) -> None:
         """Records that the SDK has processed a control message."""
@@ -284,15 +260,15 @@ class Inbox:
     def mark_acked(self, replay_keys: Iterable[str], now: datetime) -> None:
         """Records that the server has the acks of these messages."""
         with self._database.transaction() as tx:
-            tx.executemany(SQL["mark_acked"], [(stamp(now), replay_key) for replay_key in replay_keys])
+            for replay_key in replay_keys:
+                tx.write("mark_acked", now, replay_key)
 
-    def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+    def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime) -> Receipt:
         """Signs a receipt for a received message, logs and returns it."""
-        return self.sign_receipts([self.message(replay_key)], status, now, reason)[0]
+        return self.sign_receipts([self.message(replay_key)], status, now)[0]
 
-    def sign_receipts(
-        self, messages: Sequence[Message], status: ReceiptStatus, now: datetime, reason: str = ""
-    ) -> list[Receipt]:
+    def sign_receipts(self, messages: Sequence[Message], status: ReceiptStatus, now: datetime) -> list[Receipt]:
+        """Signs receipts for received messages, logs and returns them."""
         pair = self._own_keys.identity.pair
         unsigned = [
             Receipt(
@@ -303,7 +279,6 @@ class Inbox:
                 recipient_nhi=message.recipient,
                 time_ms=unix_ms(now),
                 signer_id=pair.public.signer_id,
-                reason=reason,
             )
             for message in messages
         ]
@@ -318,53 +293,17 @@ class Inbox:
         return self._local.decrypt("inbox", replay_key, *found)
 
 
-def resolve(database: MailboxDatabase, statement: str, prefix: str) -> str:
-    """Returns the replay key that begins with a prefix of 8 or more characters."""
+def by_prefix(database: MailboxDatabase, kind: type[T], statement: str, prefix: str) -> T:
+    """Returns the message whose replay key begins with a prefix of 8 or more characters."""
     if _PREFIX.match(prefix) is None:
         raise InvalidArgument(
             f"{prefix[:70]!r} is not the beginning of a message's id",
             hint=f"{SHORTEST_PREFIX} to 64 characters 0-9 a-f",
         )
-    found = [key for (key,) in database.rows(statement, prefix, prefix + "~")]
+    found = database.records(kind, statement, prefix, prefix + "~")
     if not found:
         box = statement.partition("_")[0]
         raise NotFound(f"there is no message {prefix} in the {box}", hint=f"`angelia mail {box}` lists them")
     if len(found) > 1:
         raise AmbiguousId(f"more than one message begins with {prefix}", hint="say more of it")
-    return str(found[0])
-
-
-def _values(message: Message) -> tuple[Any, ...]:
-    return (
-        message.replay_key,
-        str(message.message_id),
-        message.sender,
-        message.sender_fingerprint,
-        message.recipient,
-        message.channel_id and str(message.channel_id),
-        message.correlation_id and str(message.correlation_id),
-        int(message.priority),
-        stamp(message.created_at),
-        stamp(message.received_at),
-        stamp(message.expires_at),
-    )
-
-
-def _message(row: tuple[Any, ...]) -> Message:
-    key, msg_id, sender, sender_fp, recipient, channel, correlation, priority = row[:8]
-    created, received, expires, status, acked = row[8:]
-    return Message(
-        replay_key=key,
-        message_id=UUID(msg_id),
-        sender=sender,
-        sender_fingerprint=sender_fp,
-        recipient=recipient,
-        channel_id=UUID(channel) if channel else None,
-        correlation_id=UUID(correlation) if correlation else None,
-        priority=Priority(priority),
-        created_at=unstamp(created),
-        received_at=unstamp(received),
-        expires_at=unstamp(expires),
-        status=ReadState(status),
-        acked_at=unstamp(acked) if acked else None,
-    )
+    return found[0]

@@ -13,27 +13,40 @@ rotation that begins is the emergency.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
 from angelia.envelope.bundles import Bundle, Link
-from angelia.envelope.times import SKEW, moment
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_MAX, Suite
 from angelia.errors import Conflict
-from angelia.keys.model import CACHE, GRACE
-from angelia.mailbox import bundle_signing, rotation_state
+from angelia.keys.model import CACHE, GRACE, LinkDocument, link_document, parse_link
+from angelia.mailbox import bundle_signing
 from angelia.mailbox.bundle_signing import RotationPlan
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, write_meta
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.identity import KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.own_keys import OwnKeys, add_to_chain, drop_unconfirmed, too_old
-from angelia.mailbox.rotation_state import PendingRotation
 
-_REVOKED = "revoked_keys"
+_PENDING, _QUEUED, _REVOKED = "pending_rotation", "emergency_wanted", "revoked_keys"
 STOLEN_AT = "channel_keys_stolen_at"  # channel keys that arrived before it may be in other hands
+_LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
+
+
+class PendingRotation(msgspec.Struct, frozen=True, kw_only=True):
+    """A rotation that was begun. Its keys are fixed, and once a server accepted it, it can only be finished."""
+
+    plan: RotationPlan
+    document: LinkDocument = msgspec.field(name="link")
+    accepted: bool = False
+
+    @property
+    def link(self) -> Link:
+        """The bundle to publish."""
+        return parse_link(self.document)
 
 
 class KeyRotation:
@@ -48,11 +61,12 @@ class KeyRotation:
 
     def pending(self) -> PendingRotation | None:
         """Returns the rotation that was begun and neither finished nor abandoned."""
-        return rotation_state.pending_rotation(self._database)
+        return _pending(self._database)
 
     def queued_emergency(self) -> RotationPlan | None:
         """Returns the emergency that begins when the pending rotation is finished or abandoned."""
-        return rotation_state.queued_emergency(self._database)
+        found = self._database.meta(_QUEUED)
+        return None if found is None else msgspec.json.decode(found, type=RotationPlan)
 
     def unconfirmed_plan(self) -> RotationPlan | None:
         """Returns the rotation that no server has confirmed yet: a queued emergency, else the pending rotation."""
@@ -118,7 +132,7 @@ class KeyRotation:
                 return self._own_keys.confirm_first(accepted)
             link = bundle_signing.same_keys(pending.link, accepted)
             with self._database.transaction() as tx:
-                rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=True))
+                _set_pending(tx, pending.plan, link, accepted=True)
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
             if pending.plan.emergency:
@@ -127,7 +141,7 @@ class KeyRotation:
             self._own_keys.write(file, bundle_signing.promoted(file.seeds))
             with self._database.transaction() as tx:
                 add_to_chain(tx, link)
-                rotation_state.drop_pending(tx)
+                tx.write("drop_meta", _PENDING)
                 drop_unconfirmed(tx)
                 if pending.plan.emergency:
                     self._destroy_earlier(tx, link.bundle, now)
@@ -147,7 +161,7 @@ class KeyRotation:
                 raise Conflict("a server took the new bundle, so the rotation cannot be abandoned")
             if pending is not None and newest is not None:
                 with self._database.transaction() as tx:
-                    rotation_state.drop_pending(tx)
+                    tx.write("drop_meta", _PENDING)
                     _drop_separate_except(tx, newest.bundle)
             self._own_keys.write(file, bundle_signing.without_next(file.seeds))
 
@@ -158,8 +172,8 @@ class KeyRotation:
             listed = set() if newest is None else {entry.key.key_id for entry in newest.bundle.kem_keys}
             revoked = (self._revoked() & listed) | {key_id}
             with self._database.transaction() as tx:
-                tx.execute(SQL["destroy_replaced"], (str(key_id),))
-                write_meta(tx, _REVOKED, msgspec.json.encode(sorted(revoked)).decode())
+                tx.write("destroy_replaced", key_id)
+                tx.write("write_meta", _REVOKED, msgspec.json.encode(sorted(revoked)).decode())
 
     def _begin(self, file: KeyFile, before: Bundle, plan: RotationPlan, now: datetime) -> Link:
         if plan.emergency:
@@ -174,24 +188,24 @@ class KeyRotation:
                 _spend_channel_keys(tx, now)
             revoked = self._revoked()
             link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
-            rotation_state.set_pending(tx, PendingRotation(plan, link, accepted=False))
-            rotation_state.drop_queued(tx)
+            _set_pending(tx, plan, link)
+            tx.write("drop_meta", _QUEUED)
         return link
 
     def _queue_emergency(self, file: KeyFile, plan: RotationPlan, now: datetime) -> None:
         with self._database.transaction() as tx:
-            rotation_state.queue_emergency(tx, plan)
+            tx.write("write_meta", _QUEUED, msgspec.json.encode(plan).decode())
             _spend_channel_keys(tx, now)
         self._own_keys.replace_local_key(file)
 
     def _signed_again(self, file: KeyFile, before: Bundle, pending: PendingRotation, now: datetime) -> Link:
-        revoked = self._revoked()
-        if not too_old(pending.link, now) and not any(e.key.key_id in revoked for e in pending.link.bundle.kem_keys):
-            return pending.link
-        separate = bundle_signing.separate_key(pending.link.bundle)
+        revoked, link = self._revoked(), pending.link
+        if not too_old(link, now) and not any(entry.key.key_id in revoked for entry in link.bundle.kem_keys):
+            return link
+        separate = bundle_signing.separate_key(link.bundle)
         link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
-            rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=False))
+            _set_pending(tx, pending.plan, link)
         return link
 
     def _revoked(self) -> set[UUID]:
@@ -201,7 +215,7 @@ class KeyRotation:
 
     def _keep_replaced(self, tx: MailboxTx, file: KeyFile, bundle: Bundle) -> None:
         """Keeps the keys that the bundle replaces, for as long as an envelope may need them."""
-        rotated_at, listed = moment(bundle.issued_at), bundle_signing.active_ids(bundle)
+        rotated_at, listed = moment(bundle.issued_at), bundle.active_ids
         destroy_at = rotated_at + self._destroy_after
         old = bundle_signing.xwing(file.seeds[XWING])
         if old.public.key_id not in listed:
@@ -209,28 +223,48 @@ class KeyRotation:
             created_at = moment(next(listing, bundle.issued_at))
             self._keyring.store(tx, old, "signed", created_at=created_at, rotated_at=rotated_at, destroy_at=destroy_at)
         for key_id in _separate_except(tx, bundle):
-            tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(destroy_at), key_id))
+            tx.write("retire_kem_key", rotated_at, destroy_at, key_id)
 
     def _destroy_earlier(self, tx: MailboxTx, bundle: Bundle, now: datetime) -> None:
         """Destroys all earlier keys after an emergency, except one-time keys of mail that a server may already have."""
-        tx.execute(SQL["destroy_grace"])
+        tx.write("destroy_grace")
         _spend_channel_keys(tx, now)
-        tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
+        tx.write("hasten_one_time", now + self._destroy_after)
         _drop_separate_except(tx, bundle)
+
+
+def accepts_suite(database: MailboxDatabase, suite: Suite, created_at: int) -> bool:
+    """Whether a bundle of that time (Unix milliseconds) listed the suite; the sender's clock may be 300 s off."""
+    at = moment(min(created_at, _LATEST))
+    masks = [suites for (suites,) in database.rows("masks_between", at - SKEW, at + SKEW)]
+    pending = _pending(database)
+    if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
+        masks.append(pending.plan.suites)  # it may have been published already
+    return any(mask & suite.bit for mask in masks)
+
+
+def _pending(database: MailboxDatabase) -> PendingRotation | None:
+    found = database.meta(_PENDING)
+    return None if found is None else msgspec.json.decode(found, type=PendingRotation)
+
+
+def _set_pending(tx: MailboxTx, plan: RotationPlan, link: Link, *, accepted: bool = False) -> None:
+    pending = PendingRotation(plan=plan, document=link_document(link), accepted=accepted)
+    tx.write("write_meta", _PENDING, msgspec.json.encode(pending).decode())
 
 
 def _spend_channel_keys(tx: MailboxTx, now: datetime) -> None:
     """Makes all channel keys open only, also those in the inbox: a thief may have them too."""
-    tx.execute(SQL["spend_all_channel_keys"])
-    write_meta(tx, STOLEN_AT, stamp(now))
+    tx.write("spend_all_channel_keys")
+    tx.write("write_meta", STOLEN_AT, now)
 
 
 def _drop_separate_except(tx: MailboxTx, bundle: Bundle) -> None:
     for key_id in _separate_except(tx, bundle):
-        tx.execute(SQL["drop_kem_key"], (key_id,))
+        tx.write("drop_kem_key", key_id)
 
 
 def _separate_except(tx: MailboxTx, bundle: Bundle) -> list[str]:
     """Returns the ids of the active separate ML-KEM keys that the bundle does not list."""
-    listed = {str(key_id) for key_id in bundle_signing.active_ids(bundle)}
-    return [key_id for (key_id,) in tx.execute(SQL["active_separate"]).fetchall() if key_id not in listed]
+    listed = {str(key_id) for key_id in bundle.active_ids}
+    return [key_id for (key_id,) in tx.rows("active_separate") if key_id not in listed]

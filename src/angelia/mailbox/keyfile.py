@@ -15,13 +15,17 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from angelia.envelope.ids import KeyType
+from angelia.envelope.kem import SEED_BYTES
+from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED
 from angelia.errors import AngeliaError, InvalidArgument
 
 VERSION = 1
 # The names of the seeds. `local` encrypts the mailbox's rows and is replaced in an emergency only; `next.` begins the
 # names of a pending rotation's seeds.
 ED25519, ML_DSA, XWING, LOCAL, NEXT = "ed25519", "ml_dsa_65", "xwing", "local", "next."
-LOCAL_BYTES = 32
+# How many random bytes each seed has.
+SEED_LENGTHS = {LOCAL: 32, XWING: SEED_BYTES[KeyType.XWING], ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED}
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**17, 8, 1
 # A tampered file must not exhaust its reader's memory: scrypt takes 128 * n * r bytes.
 MOST_N, MOST_R, MOST_P = 2**20, 8, 4
@@ -81,27 +85,23 @@ def protect(passphrase: str | None) -> Protection | None:
     """Stretches a new passphrase with a fresh salt; None for none."""
     if passphrase is None:
         return None
-    salt = os.urandom(16)
-    key = _stretched(passphrase, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P)
-    return Protection(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, key)
+    return _stretched(passphrase, SCRYPT_N, SCRYPT_R, SCRYPT_P, os.urandom(16))
 
 
 def encode(seeds: Seeds, protection: Protection | None) -> bytes:
     """Returns the bytes of a key file, encrypted under the protection if there is one."""
-    content: _Plain | _Protected
     if protection is None:
-        content = _Plain(angelia_key=VERSION, seeds=dict(seeds))
-    else:
-        nonce = os.urandom(12)
-        content = _Protected(
-            angelia_key=VERSION,
-            n=protection.n,
-            r=protection.r,
-            p=protection.p,
-            salt=protection.salt,
-            nonce=nonce,
-            sealed=AESGCM(protection.key).encrypt(nonce, msgspec.json.encode(dict(seeds)), _BOUND_TO),
-        )
+        return msgspec.json.encode(_Plain(angelia_key=VERSION, seeds=dict(seeds))) + b"\n"
+    nonce = os.urandom(12)
+    content = _Protected(
+        angelia_key=VERSION,
+        n=protection.n,
+        r=protection.r,
+        p=protection.p,
+        salt=protection.salt,
+        nonce=nonce,
+        sealed=AESGCM(protection.key).encrypt(nonce, msgspec.json.encode(dict(seeds)), _BOUND_TO),
+    )
     return msgspec.json.encode(content) + b"\n"
 
 
@@ -111,8 +111,7 @@ def unlock(content: bytes, passphrase_prompt: PassphrasePrompt) -> Unlocked:
     if isinstance(parsed, _Plain):
         return Unlocked(parsed.seeds, None)
     _check(parsed)
-    key = _stretched(passphrase_prompt(), parsed.salt, parsed.n, parsed.r, parsed.p)
-    return _unseal(parsed, Protection(parsed.n, parsed.r, parsed.p, parsed.salt, key))
+    return _unseal(parsed, _stretched(passphrase_prompt(), parsed.n, parsed.r, parsed.p, parsed.salt))
 
 
 def unlock_again(content: bytes, protection: Protection | None) -> Unlocked:
@@ -154,9 +153,9 @@ def _check(parsed: _Protected) -> None:
         raise BrokenKeyFile("the key file is damaged: its nonce has not 12 bytes")
 
 
-def _stretched(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+def _stretched(passphrase: str, n: int, r: int, p: int, salt: bytes) -> Protection:
     if not passphrase:
         raise InvalidArgument("an empty passphrase protects nothing")
     # The same passphrase typed on another system may arrive in decomposed Unicode.
     typed = unicodedata.normalize("NFC", passphrase).encode()
-    return Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(typed)
+    return Protection(n, r, p, salt, Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(typed))

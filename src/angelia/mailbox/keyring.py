@@ -8,13 +8,11 @@ from uuid import UUID
 
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
-from angelia.envelope.wire import Suite
 from angelia.keys.model import TYPE_NAMES
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.keyfile import NEXT, XWING, Seeds
 from angelia.mailbox.local_key import LocalKey
 
-KIND_OF_SUITE = {Suite.ML_KEM: KeyType.ML_KEM_768, Suite.XWING: KeyType.XWING}
 _KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
 
 
@@ -45,7 +43,7 @@ class Keyring:
     def find(self, key_id: UUID, now: datetime) -> KeyringEntry | None:
         if entry := self._in_file.get(key_id):
             return entry
-        found = self._database.row("kem_key", str(key_id), stamp(now))
+        found = self._database.row("kem_key", key_id, now)
         if found is None:
             return None
         type_name, usage, nonce, sealed = found
@@ -71,15 +69,15 @@ class Keyring:
         """Stores a private key as a row: active, or in grace if it was rotated."""
         key_id = str(key.public.key_id)
         encrypted = self._local.encrypt("kem_keys", key_id, key.seed)
-        values = (
+        tx.write(
+            "put_kem_key",
             key_id,
             TYPE_NAMES[key.kind],
             usage,
             "active" if rotated_at is None else "grace",
             key.public.raw,
             *encrypted,
-            stamp(created_at),
-            rotated_at and stamp(rotated_at),
-            destroy_at and stamp(destroy_at),
+            created_at,
+            rotated_at,
+            destroy_at,
         )
-        tx.execute(SQL["put_kem_key"], values)

@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase
+from angelia.mailbox.database import BrokenDatabase, MailboxDatabase
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
@@ -31,13 +30,6 @@ TABLES = {
 }
 _NAMED = "local_key"
 _TOGETHER = 100  # rows of one transaction: other processes wait no longer than that
-
-
-class EncryptedBytes(NamedTuple):
-    """Encrypted bytes, as two columns of a row."""
-
-    nonce: bytes
-    content: bytes
 
 
 class LocalKey:
@@ -57,11 +49,11 @@ class LocalKey:
         self._ciphers = {_id(key): AESGCM(key) for key in keys}
         self._first = _id(seeds[LOCAL])
 
-    def encrypt(self, table: str, row: str, plain: bytes) -> EncryptedBytes:
-        """Encrypts for a row. Called inside the transaction that writes it, so that the key is the one that the
-        database names."""
+    def encrypt(self, table: str, row: str, plain: bytes) -> tuple[bytes, bytes]:
+        """Encrypts for a row, and returns its columns nonce and content. Called inside the transaction that writes it,
+        so that the key is the one that the database names."""
         nonce = os.urandom(NONCE)
-        return EncryptedBytes(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
+        return nonce, self._present().encrypt(nonce, plain, _bound_to(table, row))
 
     def decrypt(self, table: str, row: str, nonce: bytes, content: bytes) -> bytes:
         opened = self._opened(nonce, content, _bound_to(table, row))
@@ -103,13 +95,13 @@ class LocalKey:
         """Encrypts the next rows of a table again; returns the key of the last one, or None if there are no more."""
         read, write = TABLES[table]
         with self._database.transaction() as tx:
-            found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
+            found = tx.rows(read, after, _TOGETHER)
             for key, bound, nonce, content in found:
                 try:
                     plain = self.decrypt(table, bound, nonce, content)
                 except BrokenDatabase:
                     continue
-                tx.execute(SQL[write], (*self.encrypt(table, bound, plain), key))
+                tx.write(write, *self.encrypt(table, bound, plain), key)
         return str(found[-1][0]) if found else None
 
     def _present(self) -> AESGCM:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -30,6 +29,7 @@ from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.key_rotation import KeyRotation
+from angelia.mailbox.key_share_retries import KeyShareRetries
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
@@ -82,7 +82,9 @@ class Mailbox:
             self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
         )
         self.withdrawals = Withdrawals(self.database, self.outbox)
-        self.channels = MailboxChannels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
+        self.channels = MailboxChannels(
+            self.database, local, self.own_keys, self.pinned_keys, ttl_max, KeyShareRetries(self.database)
+        )
         self.rosters = PinnedRosters(self.database, self.own_keys, self.pinned_keys)
         self._receiver = Receiver(
             database=self.database,
@@ -101,9 +103,7 @@ class Mailbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Unpack
 
 from angelia.envelope import frame, sealing, wire
-from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, check_one_time_key
+from angelia.envelope.bundles import Bundle, OneTimeKey, UntrustedBundle, check_one_time_key
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Envelope, Suite
+from angelia.envelope.wire import SUITE_OF, TTL_DEFAULT, Envelope
 from angelia.errors import Conflict, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import retry_rules
 from angelia.mailbox.cleanup import KEPT_AFTER_END, Cleanup
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.envelope_files import EnvelopeFiles
-from angelia.mailbox.inbox import PAGE, resolve
+from angelia.mailbox.inbox import PAGE, by_prefix
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, outbox_message, read_row
+from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, read_row
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 from angelia.mailbox.retry_rules import LONGEST_PAUSE, LONGEST_WAIT
 
 _LONGEST_REASON = 500
-_NEWEST = ("~", "~")
+_NEWEST: tuple[object, ...] = ("~", "~")
 
 
+@dataclass(eq=False, repr=False)
 class Outbox:
     """The table `outbox` and its sealed files."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        files: EnvelopeFiles,
-        own_keys: OwnKeys,
-        pinned_keys: PinnedKeys,
-        cleanup: Cleanup,
-        ttl_max: int = TTL_MAX,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._files = files
-        self._own_keys = own_keys
-        self._pinned_keys = pinned_keys
-        self._cleanup = cleanup
-        self._ttl_max = ttl_max
+    _database: MailboxDatabase
+    _local: LocalKey
+    _files: EnvelopeFiles
+    _own_keys: OwnKeys
+    _pinned_keys: PinnedKeys
+    _cleanup: Cleanup
+    _ttl_max: int
 
     def seal(
         self,
-        recipient: Link | Bundle,
+        recipient: Bundle,
         body: bytes,
         *,
         now: datetime,
@@ -63,7 +55,7 @@ class Outbox:
         **options: Unpack[SendOptions],
     ) -> Envelope:
         """Seals one message; when this returns, its bytes are on disk."""
-        draft = Draft(recipient=_bundle(recipient), body=body, options=options, one_time_key=one_time_key)
+        draft = Draft(recipient=recipient, body=body, options=options, one_time_key=one_time_key)
         self._cleanup.run_due(now)
         return self._seal(draft, now)
 
@@ -77,7 +69,7 @@ class Outbox:
         return envelopes
 
     def reseal(
-        self, replay_key: str, recipient: Link | Bundle, now: datetime, *, one_time_key: OneTimeKey | None = None
+        self, replay_key: str, recipient: Bundle, now: datetime, *, one_time_key: OneTimeKey | None = None
     ) -> Envelope:
         """Seals a message again from its kept content, for other keys of the same recipient and until the same time.
 
@@ -96,10 +88,10 @@ class Outbox:
             "correlation_id": header.correlation_id,
             "control": header.control,
         }
-        draft = Draft(recipient=_bundle(recipient), body=body, options=options, one_time_key=one_time_key)
+        draft = Draft(recipient=recipient, body=body, options=options, one_time_key=one_time_key)
         return self._seal(draft, now, replaces=before)
 
-    def check_reseal(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> None:
+    def check_reseal(self, replay_key: str, recipient: Bundle, now: datetime) -> None:
         """Raises unless the message can be sealed again and `retry_rules.check_reason` finds a reason to."""
         self._resealable(replay_key, recipient, now)
 
@@ -109,31 +101,30 @@ class Outbox:
 
     def message(self, replay_key: str) -> OutboxMessage:
         """Returns a message by its replay key or a unique prefix of it."""
-        return outbox_message(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+        return by_prefix(self._database, OutboxMessage, "outbox_between", replay_key)
 
     def current(self, replay_key: str) -> OutboxMessage:
         """Returns the same; of a resealed message its newest envelope's row."""
         row = self.message(replay_key)
-        with self._database.transaction() as tx:
-            return current_row(tx, row.replay_key) or row
+        return current_row(self._database, row.replay_key) or row
 
     def page(self, limit: int = PAGE, after: str | None = None) -> list[OutboxMessage]:
         """Returns sent mail, newest first; `after` is the last replay key of the page before."""
         since = _NEWEST
         if after is not None:
             last = self.message(after)
-            since = (stamp(last.created_at), last.replay_key)
-        return [outbox_message(row) for row in self._database.rows("outbox_page", *since, limit)]
+            since = (last.created_at, last.replay_key)
+        return self._database.records(OutboxMessage, "outbox_page", *since, limit)
 
     def due(self, now: datetime, limit: int = 100) -> list[OutboxMessage]:
         """Returns messages that no server has and that are to be tried now. A retry time further away than any pause
         comes from a clock that ran ahead, and counts as due."""
-        times = stamp(now), stamp(now + LONGEST_WAIT), stamp(now + LONGEST_PAUSE)
-        return [outbox_message(row) for row in self._database.rows("outbox_due", *times, limit)]
+        times = (now, now + LONGEST_WAIT, now + LONGEST_PAUSE)
+        return self._database.records(OutboxMessage, "outbox_due", *times, limit)
 
     def unsettled(self, now: datetime) -> list[OutboxMessage]:
         """Returns messages that a server has, or had, and whose status may still change, oldest first."""
-        return [outbox_message(row) for row in self._database.rows("outbox_unsettled", stamp(now - KEPT_AFTER_END))]
+        return self._database.records(OutboxMessage, "outbox_unsettled", now - KEPT_AFTER_END)
 
     def hand_over(self, replay_key: str) -> None:
         """Records that a person carries the message: it is not sent through a server."""
@@ -149,10 +140,10 @@ class Outbox:
                 return False
             if row.replay_key != replay_key and status is OutboxStatus.FAILED:
                 return False  # a replaced envelope may fail: the next one may not
-            tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
+            tx.write("set_outbox_status", status.value, row.replay_key)
             if status in SIGNED:
-                tx.execute(SQL["forget_withdrawal"], (row.replay_key,))
-                tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
+                tx.write("forget_withdrawal", row.replay_key)
+                tx.write("clear_outbox_body", row.replay_key)
         return True
 
     def accept(self, replay_key: str) -> OutboxMessage | None:
@@ -161,7 +152,7 @@ class Outbox:
         with self._database.transaction() as tx:
             row = current_row(tx, replay_key)
             if row is not None and (OutboxStatus.QUEUED in row.onward or row.withdrawn):
-                tx.execute(SQL["set_outbox_status"], (OutboxStatus.QUEUED.value, row.replay_key))
+                tx.write("set_outbox_status", OutboxStatus.QUEUED.value, row.replay_key)
             return current_row(tx, replay_key)
 
     def record_report(self, replay_key: str, reported: OutboxStatus, reason: str, now: datetime) -> bool:
@@ -174,7 +165,7 @@ class Outbox:
             reason = reason[:_LONGEST_REASON]
             if (row.reported, row.reported_reason) == (reported, reason):
                 return False
-            tx.execute(SQL["set_outbox_said"], (reported.value, reason, stamp(now), row.replay_key))
+            tx.write("set_outbox_said", reported.value, reason, now, row.replay_key)
         return True
 
     def refuse(self, replay_key: str, reported: OutboxStatus, reason: str, now: datetime) -> None:
@@ -194,18 +185,17 @@ class Outbox:
             if row is None or row.status is not OutboxStatus.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
             at = retry_rules.retry_at(row, now)
-            tx.execute(SQL["set_outbox_retry"], (row.attempts + 1, stamp(at), why[:_LONGEST_REASON], replay_key))
+            tx.write("set_outbox_retry", row.attempts + 1, at, why[:_LONGEST_REASON], replay_key)
         return at
 
     def retry_now(self, now: datetime) -> int:
         """Makes every waiting message due, also those that the server refused; returns how many."""
-        with self._database.transaction() as tx:
-            return tx.execute(SQL["retry_outbox_now"], (stamp(now), stamp(now))).rowcount
+        return len(self._database.write("retry_outbox_now", now, now))
 
     def delete(self, replay_key: str) -> None:
         """Destroys a message, with every envelope that it was sealed into."""
         row = self.message(replay_key)
-        named = str(row.message_id), row.recipient
+        named = (row.message_id, row.recipient)
         # The files first: after a crash the row still exists, and a second call completes the deletion.
         self._files.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
         self._files.sync()
@@ -272,32 +262,32 @@ class Outbox:
         header, replay_key = envelope.header, envelope.replay_key
         if draft.one_time_key is not None:
             _spend(tx, draft.one_time_key)
-        values = (
+        tx.write(
+            "add_outbox",
             replay_key,
-            str(header.message_id),
+            header.message_id,
             header.recipient_nhi,
-            header.channel_id and str(header.channel_id),
-            header.correlation_id and str(header.correlation_id),
-            stamp(moment(header.created_at)),
-            stamp(moment(header.expires_at)),
-            stamp(now + retry_rules.back_off(0)),
+            header.channel_id,
+            header.correlation_id,
+            moment(header.created_at),
+            moment(header.expires_at),
+            now + retry_rules.back_off(0),
             reseals,
             draft.recipient.bundle_version,
             draft.one_time_key is not None,
             *self._local.encrypt("outbox", replay_key, draft.body),
         )
-        tx.execute(SQL["add_outbox"], values)
 
-    def _resealable(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> tuple[OutboxMessage, Envelope]:
-        row, bundle = self.message(replay_key), _bundle(recipient)
+    def _resealable(self, replay_key: str, recipient: Bundle, now: datetime) -> tuple[OutboxMessage, Envelope]:
+        row = self.message(replay_key)
         retry_rules.check_resealable(row)
-        if bundle.agent_nhi != row.recipient:
-            raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {bundle.agent_nhi}'s")
+        if recipient.agent_nhi != row.recipient:
+            raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {recipient.agent_nhi}'s")
         if row.expires_at - now < timedelta(seconds=1):
             raise Expired(f"the message to {row.recipient} has expired, so it is not sealed again")
         envelope = wire.decode(self._files.get(row.replay_key))
         own_signer = self._own_keys.identity.pair.public.signer_id
-        retry_rules.check_reason(row, envelope.header, bundle, own_signer, now)
+        retry_rules.check_reason(row, envelope.header, recipient, own_signer, now)
         return row, envelope
 
     def _body(self, row: OutboxMessage) -> bytes:
@@ -314,23 +304,19 @@ def _supersede(tx: MailboxTx, before: OutboxMessage) -> None:
     if row is None:
         raise _deleted(before)
     retry_rules.check_resealable(row)
-    tx.execute(SQL["set_outbox_status"], (OutboxStatus.RESEALED.value, before.replay_key))
-    tx.execute(SQL["clear_outbox_body"], (before.replay_key,))
+    tx.write("set_outbox_status", OutboxStatus.RESEALED.value, before.replay_key)
+    tx.write("clear_outbox_body", before.replay_key)
 
 
 def _deleted(row: OutboxMessage) -> Conflict:
     return Conflict(f"the message to {row.recipient} was deleted meanwhile")
 
 
-def _bundle(recipient: Link | Bundle) -> Bundle:
-    return recipient.bundle if isinstance(recipient, Link) else recipient
-
-
 def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPublicKey:
     check_one_time_key(one, pin.signer)
     if one.agent_nhi != bundle.agent_nhi:
         raise UntrustedBundle("the one-time key is another agent's")
-    suite = Suite.XWING if one.key.kind.name == "XWING" else Suite.ML_KEM
+    suite = SUITE_OF[one.key.kind]
     if not bundle.takes(suite):
         raise InvalidKey(f"{bundle.agent_nhi} does not take suite {int(suite)}, for which the one-time key is")
     if moment(one.created_at) + ONE_TIME_LIFE <= now:
@@ -341,7 +327,7 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
 def _spend(tx: MailboxTx, one: OneTimeKey) -> None:
     """Records a one-time key as used. Its recipient opens one message with it, so a second one would be lost."""
     until = moment(one.created_at) + ONE_TIME_LIFE
-    if tx.execute(SQL["spend_one_time"], (str(one.key.key_id), stamp(until))).fetchone() is None:
+    if tx.row("spend_one_time", one.key.key_id, until) is None:
         raise UntrustedBundle(
             f"the server gave out a one-time key of {one.agent_nhi} that this agent has used before",
             hint="send it again: an honest server gives another key",

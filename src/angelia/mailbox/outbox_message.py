@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from angelia.envelope.times import SKEW
-from angelia.mailbox.database import SQL, MailboxTx, stamp, unstamp
+from angelia.mailbox.database import NamedStatements, stamp
 
 WITHDRAWN = "withdrawn"  # the reason that a server gives for a withdrawn message
 
@@ -91,44 +90,14 @@ class OutboxMessage:
         return None
 
 
-def read_row(tx: MailboxTx, replay_key: str) -> OutboxMessage | None:
+def read_row(database: NamedStatements, replay_key: str) -> OutboxMessage | None:
     """Returns the row of an envelope."""
-    found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-    return None if found is None else outbox_message(found)
+    return database.record(OutboxMessage, "outbox_one", replay_key)
 
 
-def current_row(tx: MailboxTx, replay_key: str) -> OutboxMessage | None:
+def current_row(database: NamedStatements, replay_key: str) -> OutboxMessage | None:
     """Returns the row of an envelope's message; of a resealed message that of its newest envelope."""
-    row = read_row(tx, replay_key)
+    row = read_row(database, replay_key)
     if row is None or row.status is not OutboxStatus.RESEALED:
         return row
-    found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
-    return None if found is None else outbox_message(found)
-
-
-def outbox_message(row: tuple[Any, ...]) -> OutboxMessage:
-    """Returns the message of a row with the `outbox_columns`."""
-    key, msg_id, recipient, channel, correlation, created, expires, status = row[:8]
-    attempts, next_try, resealable, said, said_reason, said_at = row[8:14]
-    withdraw_asked_at, reseals, bundle_version, one_time, waits_for = row[14:]
-    return OutboxMessage(
-        replay_key=key,
-        message_id=UUID(msg_id),
-        recipient=recipient,
-        channel_id=UUID(channel) if channel else None,
-        correlation_id=UUID(correlation) if correlation else None,
-        created_at=unstamp(created),
-        expires_at=unstamp(expires),
-        status=OutboxStatus(status),
-        attempts=attempts,
-        next_try_at=unstamp(next_try) if next_try else None,
-        resealable=bool(resealable),
-        reported=OutboxStatus(said) if said else None,
-        reported_reason=said_reason or "",
-        reported_at=unstamp(said_at) if said_at else None,
-        withdraw_asked_at=unstamp(withdraw_asked_at) if withdraw_asked_at else None,
-        reseals=reseals,
-        bundle_version=bundle_version,
-        one_time=bool(one_time),
-        last_error=waits_for or "",
-    )
+    return database.record(OutboxMessage, "outbox_successor", row.message_id, row.recipient)

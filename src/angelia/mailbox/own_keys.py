@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,12 +23,11 @@ from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.model import MOST_ONE_TIME, ONE_TIME_LIFE, ONE_TIME_USE, LinkDocument, link_document, parse_link
 from angelia.mailbox import bundle_signing
 from angelia.mailbox import identity as identities
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp, write_meta
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, unstamp
 from angelia.mailbox.identity import KEY, Identity, KeyFile
-from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
+from angelia.mailbox.keyfile import LOCAL, NEXT, SEED_LENGTHS, Seeds
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.rotation_state import pending_rotation
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed again, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
@@ -41,7 +41,6 @@ ROTATED_EVERY = timedelta(days=7)
 ONE_TIME_COUNTED_EVERY, ONE_TIME_COUNTED_AGAIN = timedelta(days=1), timedelta(hours=1)
 ONE_TIME_MADE_EVERY = timedelta(hours=1)
 _RETRIED_AFTER = timedelta(minutes=10)
-_LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _UNCONFIRMED = "first_bundle_unconfirmed"
 _COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 # The keys whose next pair signs requests, in this thread or task alone: all others sign with the present pair.
@@ -103,7 +102,7 @@ class OwnKeys:
     def replace_local_key(self, file: KeyFile) -> None:
         """Encrypts all rows under a new local key; a crash on the way leaves both keys in the key file."""
         self._local.check()
-        self.write(file, bundle_signing.with_next_local(file.seeds))
+        self.write(file, file.seeds | {NEXT + LOCAL: os.urandom(SEED_LENGTHS[LOCAL])})
         self._finish_local_key(file)
 
     @property
@@ -137,15 +136,6 @@ class OwnKeys:
         links = [link.bundle.signer for link in self.chain()]
         return {pair.signer_id: pair for pair in (*links, self.identity.pair.public)}
 
-    def accepts_suite(self, suite: Suite, created_at: int) -> bool:
-        """Whether a bundle of that time (Unix milliseconds) listed the suite; the sender's clock may be 300 s off."""
-        at = moment(min(created_at, _LATEST))
-        masks = [suites for (suites,) in self._database.rows("masks_between", stamp(at - SKEW), stamp(at + SKEW))]
-        pending = pending_rotation(self._database)
-        if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
-            masks.append(pending.plan.suites)  # it may have been published already
-        return any(mask & suite.bit for mask in masks)
-
     def first_bundle(self, now: datetime, suites: int = DEFAULT_SUITES) -> Link:
         """Returns the first bundle, to be published; if there is one already, the newest.
 
@@ -163,7 +153,7 @@ class OwnKeys:
                 pair, handle = file.identity.pair, self.identity.handle
                 link = bundle_signing.first_link(pair, handle, file.seeds, separate, suites, now)
                 _start_chain(tx, link)
-                write_meta(tx, _UNCONFIRMED, "1")
+                tx.write("write_meta", _UNCONFIRMED, "1")
             return link
 
     def confirm_first(self, accepted: Link | None) -> Link:
@@ -208,12 +198,12 @@ class OwnKeys:
         counted = self._database.meta(_COUNTED)
         if counted is None or (age := now - unstamp(counted)) < ONE_TIME_COUNTED_AGAIN:
             return False
-        (left,) = self._database.row("count_one_time", stamp(now - ONE_TIME_LIFE))
+        (left,) = self._database.row("count_one_time", now - ONE_TIME_LIFE)
         return left <= low or age >= ONE_TIME_COUNTED_EVERY
 
     def one_time_counted(self, now: datetime) -> None:
         """Records that the server was asked."""
-        self._database.write("write_meta", _COUNTED, stamp(now))
+        self._database.write("write_meta", _COUNTED, now)
 
     def may_make_one_time_keys(self, now: datetime, most: int) -> bool:
         """Whether to make more keys for a server that reports few: once an hour for each signing pair, and not while
@@ -223,7 +213,7 @@ class OwnKeys:
             made = msgspec.json.decode(found, type=_Made)
             if made.signer_id == self._signer_id and timedelta(0) <= now - made.at < ONE_TIME_MADE_EVERY:
                 return False
-        (unused,) = self._database.row("count_one_time", stamp(now - ONE_TIME_COUNTED_EVERY))
+        (unused,) = self._database.row("count_one_time", now - ONE_TIME_COUNTED_EVERY)
         return bool(unused < most)
 
     def one_time_made(self, now: datetime) -> None:
@@ -250,8 +240,10 @@ class OwnKeys:
         return self._database.meta(_UNCONFIRMED) is not None
 
     def _finish_local_key(self, file: KeyFile) -> None:
-        self._local.replace(file.seeds)
-        self.write(file, bundle_signing.with_local_promoted(file.seeds))
+        seeds = file.seeds
+        self._local.replace(seeds)
+        seeds[LOCAL] = seeds.pop(NEXT + LOCAL)  # the seeds of a pending rotation stay
+        self.write(file, seeds)
 
     def _take(self, identity: Identity) -> None:
         self.identity = identity
@@ -267,16 +259,16 @@ def too_old(link: Link, now: datetime) -> bool:
 def add_to_chain(tx: MailboxTx, link: Link) -> None:
     bundle = link.bundle
     document = msgspec.json.encode(link_document(link)).decode()
-    tx.execute(SQL["add_own"], (bundle.bundle_version, stamp(moment(bundle.issued_at)), bundle.suites, document))
+    tx.write("add_own", bundle.bundle_version, moment(bundle.issued_at), bundle.suites, document)
 
 
 def drop_unconfirmed(tx: MailboxTx) -> None:
     """Records that a server knows the chain."""
-    tx.execute(SQL["drop_meta"], (_UNCONFIRMED,))
+    tx.write("drop_meta", _UNCONFIRMED)
 
 
 def _start_chain(tx: MailboxTx, link: Link) -> None:
-    tx.execute(SQL["drop_own"])
+    tx.write("drop_own")
     add_to_chain(tx, link)
 
 

@@ -3,7 +3,6 @@ chain of bundles."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ import msgspec
 
 from angelia.envelope.bundles import (
     Bundle,
-    KemKeyStatus,
     Link,
     TrustAnchor,
     UntrustedBundle,
@@ -28,7 +26,7 @@ from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.envelope.times import SKEW, moment
 from angelia.errors import KeyStale
 from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, NamedStatements, ago, stamp, unstamp
 from angelia.mailbox.notices import NoticeKind, Notices
 
 # When a sender warns that a bundle was not signed again.
@@ -77,13 +75,9 @@ class KnownBundle:
     """A bundle as it was last fetched; `revoked` are the keys that the server called revoked and that no later bundle
     lists as active."""
 
-    link: Link
+    bundle: Bundle
     revoked: frozenset[UUID]
     fetched_at: datetime
-
-    @property
-    def bundle(self) -> Bundle:
-        return self.link.bundle
 
 
 class PinnedKeys:
@@ -95,8 +89,7 @@ class PinnedKeys:
         self._no_one_time_until: dict[str, datetime] = {}
 
     def pin(self, nhi: str) -> Pin | None:
-        found = self._database.row("pin", nhi)
-        return None if found is None else _pin(found)
+        return _read_pin(self._database, nhi)
 
     def pins(self) -> list[Pin]:
         return [_pin(row) for row in self._database.rows("pins")]
@@ -109,7 +102,7 @@ class PinnedKeys:
             met = _read_pin(tx, nhi) is None
             if met:
                 _set_pin(tx, anchor_of(link.bundle), TrustedBy.FIRST_USE, now)
-                _set_bundle(tx, link, revoked, now)
+                _set_bundle(tx, link.bundle, revoked, now)
         if met:
             seen = link.bundle.signer.fingerprint
             self._notices.tell(
@@ -134,7 +127,7 @@ class PinnedKeys:
                 by, at = TrustedBy.ROTATION, now
             pin = _set_pin(tx, reached, by, at)
             if links:
-                _set_bundle(tx, links[-1], revoked, now)
+                _set_bundle(tx, links[-1].bundle, revoked, now)
         return pin
 
     def learn_former_pairs(
@@ -152,7 +145,7 @@ class PinnedKeys:
             if reached != pin.anchor:
                 raise _rolled_back(pin, before[-1].bundle)
             _record_rotations(tx, nhi, before[0].bundle.signer, before[1:], now)
-            tx.executemany(SQL["hear_revoked"], [(nhi, str(one), pin.bundle_version) for one in revoked or ()])
+            _hear_revoked(tx, nhi, revoked, pin.bundle_version)
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Pins a pair because an operator compared its fingerprint, and returns the pin. Earlier pairs are no longer
@@ -164,12 +157,12 @@ class PinnedKeys:
         with self._database.transaction() as tx:
             before = _read_pin(tx, nhi)
             if before is not None and before.fingerprint != link.bundle.signer.fingerprint:
-                tx.execute(SQL["drop_former"], (nhi,))
+                tx.write("drop_former", nhi)
             elif before is not None and link.bundle.bundle_version < before.bundle_version:
                 raise _rolled_back(before, link.bundle)
             pin = _set_pin(tx, anchor_of(link.bundle), TrustedBy.OPERATOR, now)
-            tx.execute(SQL["forget_revoked"], (nhi,))
-            _set_bundle(tx, link, revoked, now)
+            tx.write("forget_revoked", nhi)
+            _set_bundle(tx, link.bundle, revoked, now)
         return pin
 
     def signer(self, nhi: str, signer_id: UUID, at: datetime) -> VerifyingPair:
@@ -181,7 +174,7 @@ class PinnedKeys:
         if pin is None and self._database.row("is_listed", nhi) is None:
             # No keys are fetched for a sender that is not allowed. An imported entry may be allowed and not pinned yet.
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
-        former = self._database.row("former", nhi, str(signer_id))
+        former = self._database.row("former", nhi, signer_id)
         if former is None:
             unknown = UnknownSigner(
                 f"the signing pair that {nhi} used is not known here", hint=f"angelia key pin {nhi}"
@@ -201,8 +194,8 @@ class PinnedKeys:
         fetched_at = unstamp(found[1])
         if max_age is not None and not -SKEW <= now - fetched_at < max_age:
             return None
-        link = parse_link(msgspec.json.decode(found[0], type=LinkDocument))
-        return KnownBundle(link, self._revoked(link.bundle), fetched_at)
+        bundle = parse_link(msgspec.json.decode(found[0], type=LinkDocument)).bundle
+        return KnownBundle(bundle, self._revoked(bundle), fetched_at)
 
     def check_age(self, bundle: Bundle, now: datetime) -> None:
         """Checks a bundle's age before sealing to it: warns about an old one, raises KeyStale for an expired one. An
@@ -237,9 +230,8 @@ class PinnedKeys:
     def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
         """Returns the keys that the server called revoked, without those that the agent signed as active in a later
         bundle: the server's word is unsigned."""
-        active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
         heard = [(UUID(key_id), version) for key_id, version in self._database.rows("revoked", bundle.agent_nhi)]
-        overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & active
+        overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & bundle.active_ids
         return frozenset(key_id for key_id, _ in heard) - overruled
 
 
@@ -266,15 +258,14 @@ def _record_rotations(tx: MailboxTx, nhi: str, old: VerifyingPair, links: Sequen
     for link in links:
         new = link.bundle.signer
         if link.statement is not None and old.fingerprint != new.fingerprint:
-            rotated_at = stamp(min(moment(link.statement.issued_at), now))
-            keys = (str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa)
-            tx.execute(SQL["add_former"], (nhi, *keys, rotated_at))
-            tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
+            rotated_at = min(moment(link.statement.issued_at), now)
+            tx.write("add_former", nhi, *_keys(old), rotated_at)
+            tx.write("allow_successor", new.fingerprint, now, old.fingerprint)
         old = new
 
 
-def _read_pin(tx: MailboxTx, nhi: str) -> Pin | None:
-    found = tx.execute(SQL["pin"], (nhi,)).fetchone()
+def _read_pin(database: NamedStatements, nhi: str) -> Pin | None:
+    found = database.row("pin", nhi)
     return None if found is None else _pin(found)
 
 
@@ -291,19 +282,27 @@ def _pin(row: tuple[Any, ...]) -> Pin:
 
 
 def _set_pin(tx: MailboxTx, anchor: TrustAnchor, by: TrustedBy, at: datetime) -> Pin:
-    signer = anchor.signer
-    keys = (str(signer.signer_id), signer.fingerprint, signer.ed25519, signer.ml_dsa)
-    values = (anchor.agent_nhi, *keys, anchor.bundle_version, anchor.bundle_hash, by.value, stamp(at))
-    tx.execute(SQL["set_pin"], values)
-    return _pin(tx.execute(SQL["pin"], (anchor.agent_nhi,)).fetchone())
+    newest = (anchor.bundle_version, anchor.bundle_hash)
+    tx.write("set_pin", anchor.agent_nhi, *_keys(anchor.signer), *newest, by.value, at)
+    return _pin(tx.row("pin", anchor.agent_nhi))
 
 
-def _set_bundle(tx: MailboxTx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
+def _set_bundle(tx: MailboxTx, bundle: Bundle, revoked: Sequence[UUID] | None, now: datetime) -> None:
     """Stores an agent's newest bundle and adds to its revoked keys; `revoked` is None if no server was asked."""
-    nhi, fetched_at = link.bundle.agent_nhi, stamp(now)
+    nhi, fetched_at = bundle.agent_nhi, now
     if revoked is None:
-        before = tx.execute(SQL["bundle"], (nhi,)).fetchone()
-        fetched_at = stamp(NEVER) if before is None else before[1]
-    document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
-    tx.execute(SQL["set_bundle"], (nhi, document, fetched_at))
-    tx.executemany(SQL["hear_revoked"], [(nhi, str(one), link.bundle.bundle_version) for one in revoked or ()])
+        before = tx.row("bundle", nhi)
+        fetched_at = NEVER if before is None else before[1]
+    document = msgspec.json.encode(link_document(Link(bundle))).decode()
+    tx.write("set_bundle", nhi, document, fetched_at)
+    _hear_revoked(tx, nhi, revoked, bundle.bundle_version)
+
+
+def _hear_revoked(tx: MailboxTx, nhi: str, revoked: Sequence[UUID] | None, bundle_version: int) -> None:
+    for key_id in revoked or ():
+        tx.write("hear_revoked", nhi, key_id, bundle_version)
+
+
+def _keys(pair: VerifyingPair) -> tuple[UUID, str, bytes, bytes]:
+    """Returns the columns of a signing pair."""
+    return pair.signer_id, pair.fingerprint, pair.ed25519, pair.ml_dsa

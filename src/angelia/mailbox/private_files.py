@@ -7,8 +7,9 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from angelia.errors import AngeliaError, DiskFull, NotFound
@@ -90,8 +91,16 @@ def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> bytes:
+def read(directory: int, name: str, *, shown: Path) -> bytes:
     """Returns the content of a private file; `shown` is its path in errors."""
+    check = partial(refuse_shared, hint=f"chmod 600 {shown}")
+    return read_regular(name, shown, check, directory=directory, most=1 << 20)
+
+
+def read_regular(
+    name: str | Path, shown: Path, check: Callable[[Path, os.stat_result], None], *, directory: int | None, most: int
+) -> bytes:
+    """Returns the content of a regular file that the check lets pass. Refuses symlinks, pipes and too big files."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
@@ -101,11 +110,13 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFile(f"{shown} is not a regular file")
-        refuse_shared(shown, status, hint=f"chmod 600 {shown}")
+        check(shown, status)
         if status.st_size > most:
             raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
+            return file.read(most + 1)
+    except OSError as error:
+        raise explained(shown, error) from error
     finally:
         os.close(descriptor)
 

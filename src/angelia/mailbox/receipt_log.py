@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from angelia.mailbox import private_files
 from angelia.mailbox.envelope_files import FileProblem
 from angelia.mailbox.private_files import UnsafeFile
 
-_NAME = re.compile(r"\Areceipts_(\d{4}-\d\d-\d\d)\.jsonl\Z", re.ASCII)
+_NAME = re.compile(r"\Areceipts_\d{4}-\d\d-\d\d\.jsonl\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,10 @@ class ReceiptLog:
             with private_files.opened_directory(self._directory) as directory, private_files.writing(path):
                 os.fsync(directory)
 
-    def days(self) -> list[date]:
-        """Returns the days that have receipts."""
-        found = (_NAME.match(path.name) for path in sorted(self._directory.iterdir()))
-        return [date.fromisoformat(one[1]) for one in found if one]
-
-    def read(self, day: date | None = None) -> LoggedReceipts:
-        """Returns the receipts of a day, or of all days."""
+    def read(self) -> LoggedReceipts:
+        """Returns the receipts of all days."""
         receipts, problems = list[Receipt](), list[FileProblem]()
-        for one in self.days() if day is None else [day]:
-            path = self._directory / f"receipts_{one.isoformat()}.jsonl"
+        for path in sorted(path for path in self._directory.iterdir() if _NAME.match(path.name)):
             for number, line in enumerate(_lines(path), 1):
                 try:
                     receipts.append(parse_receipt(msgspec.json.decode(line, type=ReceiptDocument)))

@@ -21,15 +21,16 @@ from angelia.envelope.refusals import (
 from angelia.envelope.sealing import Control
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import Envelope, Header
+from angelia.envelope.wire import SUITE_OF, Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.channels import MailboxChannels
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
-from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
+from angelia.mailbox.key_rotation import accepts_suite
+from angelia.mailbox.keyring import Keyring, KeyringEntry
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
@@ -109,7 +110,7 @@ class Receiver:
         header = one.envelope.header
         self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
-            self.database.write("use_one_time", str(header.key_id))
+            self.database.write("use_one_time", header.key_id)
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
@@ -127,7 +128,7 @@ class Receiver:
         if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
         entry = self._private_key(header, replay_key, now)
-        if not self.own_keys.accepts_suite(header.suite, header.created_at):
+        if not accepts_suite(self.database, header.suite, header.created_at):
             raise SuiteRefused(f"this agent did not take suite {int(header.suite)} when the envelope was made")
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
@@ -163,7 +164,7 @@ class Receiver:
         entry = self.keyring.find(header.key_id, now)
         if entry is None and self.own_keys.refresh():
             entry = self.keyring.find(header.key_id, now)
-        if entry is None or entry.key.kind is not KIND_OF_SUITE[header.suite]:
+        if entry is None or SUITE_OF[entry.key.kind] is not header.suite:
             # A one-time key is destroyed with its message, so a second delivery would look like an unknown key.
             replay.refuse_seen(self.database, replay_key, now)
             raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")
@@ -182,8 +183,8 @@ class Receiver:
             expires_at=moment(header.expires_at),
         )
         replay.remember(tx, seen)
-        if one.entry.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
-            tx.execute(SQL["forget"], (one.replay_key,))
+        if one.entry.one_time and not tx.row("use_one_time", header.key_id):
+            tx.write("forget", one.replay_key)
             raise UnknownKey("another envelope used this one-time key first")
         return self.inbox.add(
             tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now, for_handler=for_handler

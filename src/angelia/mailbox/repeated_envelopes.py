@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase
 
 SPAN = timedelta(hours=1)
 # The first pause before an unconfirmed ack is repeated; it doubles each time. Well before the last lease of an opened
@@ -41,22 +41,24 @@ class RepeatedEnvelopes:
 
     def last_report(self, replay_key: str) -> LastReport | None:
         """Returns the last report of an envelope, if there was one."""
-        found = self._database.row("repeated_told", replay_key)
-        return None if found is None else LastReport(unstamp(found[0]), found[1])
+        return self._database.record(LastReport, "repeated_told", replay_key)
 
     def record_report(self, replay_keys: Iterable[str], now: datetime) -> None:
         """Records that outcomes are about to be reported. They count as unconfirmed until `record_confirmation`, so
         that they are reported again after a crash in between."""
-        rows = [(replay_key, stamp(now)) for replay_key in replay_keys]
-        if not rows:
+        reported = list(replay_keys)
+        if not reported:
             return
         with self._database.transaction() as tx:
-            tx.executemany(SQL["tell_repeated"], rows)
-            tx.execute(SQL["prune_repeated"], (stamp(now - _KEPT),))
+            for replay_key in reported:
+                tx.write("tell_repeated", replay_key, now)
+            tx.write("prune_repeated", now - _KEPT)
 
     def record_confirmation(self, replay_keys: Iterable[str]) -> None:
         """Records that the server confirmed the reports of these envelopes."""
-        rows = [(replay_key,) for replay_key in replay_keys]
-        if rows:
-            with self._database.transaction() as tx:
-                tx.executemany(SQL["heard_repeated"], rows)
+        confirmed = list(replay_keys)
+        if not confirmed:
+            return
+        with self._database.transaction() as tx:
+            for replay_key in confirmed:
+                tx.write("heard_repeated", replay_key)

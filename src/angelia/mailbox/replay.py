@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
 from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, NamedStatements, ago, stamp, unstamp
 
 LEGACY_DENIED = timedelta(hours=24)
 RETENTION_HOURS = 24
@@ -43,7 +43,7 @@ class PruneResult:
 def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: datetime, now: datetime) -> None:
     """Raises early for an envelope that was opened before. The decision itself is made by `remember`."""
     refuse_seen(database, replay_key, now)
-    if database.row("legacy_since", msg_id, stamp(now - LEGACY_DENIED)):
+    if database.row("legacy_since", msg_id, now - LEGACY_DENIED):
         raise Replayed("a message of this id was received before this mailbox was migrated")
     # A clock that ran ahead may have pruned rows too early; the envelopes that they covered stay closed.
     pruned_to = database.meta(_PRUNED_TO)
@@ -51,38 +51,26 @@ def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: d
         raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
 
 
-def refuse_seen(database: MailboxDatabase, replay_key: str, now: datetime) -> None:
+def refuse_seen(database: NamedStatements, replay_key: str, now: datetime) -> None:
     if found := database.row("seen_at", replay_key):
-        raise replayed(replay_key, unstamp(found[0]), now)
+        raise Replayed(
+            f"this envelope was opened {ago(unstamp(found[0]), now)} ago and is refused a second time",
+            hint=f"read the stored copy: angelia mail open {replay_key[:12]}",
+        )
 
 
 def remember(tx: MailboxTx, seen: SeenEnvelope) -> None:
     """Claims an envelope. Of any number of processes exactly one returns without an error."""
-    if tx.execute(SQL["id_used"], (seen.msg_id, seen.replay_key, seen.sender)).fetchone():
-        raise _id_conflict()
-    if insert(tx, seen):
-        return
-    if found := tx.execute(SQL["seen_at"], (seen.replay_key,)).fetchone():
-        raise replayed(seen.replay_key, unstamp(found[0]), seen.seen_at)
-    raise _id_conflict()
+    if tx.row("id_used", seen.msg_id, seen.replay_key, seen.sender) is None:
+        if insert(tx, seen):
+            return
+        refuse_seen(tx, seen.replay_key, seen.seen_at)
+    raise IdConflict("the sender used this message id before, for another envelope; the first one stands")
 
 
 def insert(tx: MailboxTx, seen: SeenEnvelope) -> bool:
     """Adds a row; False if the envelope or the sender's message id is known already."""
-    values = (getattr(seen, column) for column in SeenEnvelope.__slots__)
-    row = [stamp(one) if isinstance(one, datetime) else one for one in values]
-    return tx.execute(SQL["remember"], row).fetchone() is not None
-
-
-def _id_conflict() -> IdConflict:
-    return IdConflict("the sender used this message id before, for another envelope; the first one stands")
-
-
-def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:
-    return Replayed(
-        f"this envelope was opened {ago(seen_at, now)} ago and is refused a second time",
-        hint=f"read the stored copy: angelia mail open {replay_key[:12]}",
-    )
+    return tx.row("remember", *astuple(seen)) is not None
 
 
 def prune_due(database: MailboxDatabase, now: datetime) -> bool:
@@ -100,19 +88,26 @@ def prune(
         )
     if warning := _clock_warning(database, now):
         return PruneResult(0, warning)
-    seen_before, expired_before = stamp(now - timedelta(hours=retention_hours)), stamp(now - SKEW)
+    seen_before = now - timedelta(hours=retention_hours)
+    rows = prune_expired(database, _PRUNED_TO, "prune_replay", seen_before, now - SKEW)
+    with database.transaction() as tx:
+        tx.write("prune_legacy", now - LEGACY_DENIED)
+        tx.write("write_meta", _LAST_PRUNE, now)
+    return PruneResult(rows)
+
+
+def prune_expired(database: MailboxDatabase, mark: str, statement: str, *before: datetime) -> int:
+    """Deletes rows in chunks and returns how many. The statement returns when the deleted rows expired; the latest of
+    these times is kept in the table `meta`, under `mark`."""
     rows, chunk = 0, _CHUNK
     while chunk == _CHUNK:
         with database.transaction() as tx:
-            expiries = [row[0] for row in tx.execute(SQL["prune_replay"], (seen_before, expired_before, _CHUNK))]
+            expiries = [expires_at for (expires_at,) in tx.write(statement, *before, _CHUNK)]
             if expiries:
-                write_meta(tx, _PRUNED_TO, max(read_meta(tx, _PRUNED_TO) or "", *expiries))
+                tx.write("write_meta", mark, max(tx.meta(mark) or "", *expiries))
         chunk = len(expiries)
         rows += chunk
-    with database.transaction() as tx:
-        tx.execute(SQL["prune_legacy"], (stamp(now - LEGACY_DENIED),))
-        write_meta(tx, _LAST_PRUNE, stamp(now))
-    return PruneResult(rows)
+    return rows
 
 
 def _clock_warning(database: MailboxDatabase, now: datetime) -> str | None:

@@ -18,7 +18,7 @@ from angelia.envelope.rosters import (
 )
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import moment
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 
@@ -36,7 +36,7 @@ class PinnedRosters:
 
     def pinned(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, even if the pair that signed it was revoked since."""
-        return _known(self._database.row("pinned_roster", str(channel_id)))
+        return _known(self._database.row("pinned_roster", channel_id))
 
     def believed(self, channel_id: UUID) -> Roster | None:
         """Returns the pinned roster, unless its owner has revoked the pair that signed it."""
@@ -49,24 +49,21 @@ class PinnedRosters:
 
     def seen(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, also of a forgotten channel."""
-        found = self._database.row("pinned_roster", str(channel_id))
-        return None if found is None else _decoded(found[0])
+        return _seen(self._database.row("pinned_roster", channel_id))
 
     def seen_as(self, name: str) -> Roster | None:
         """Returns the roster that was pinned last under `owner/name`, also of a forgotten channel."""
-        found = self._database.row("named_roster", name)
-        return None if found is None else _decoded(found[0])
+        return _seen(self._database.row("named_roster", name))
 
     def forget(self, channel_id: UUID) -> None:
         """Forgets a channel's owner and members. If it turns out to be the same owner's, its version still does not go
         back."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["forget_roster"], (str(channel_id),))
+        self._database.write("forget_roster", channel_id)
 
     def signed_by_former(self) -> list[Roster]:
         """Returns the rosters of this agent's own channels that an earlier pair signed."""
         own = self._own_keys.identity
-        rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
+        rows = self._database.rows("rosters_of_former_pairs", own.handle, own.pair.public.signer_id)
         return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
@@ -76,25 +73,23 @@ class PinnedRosters:
         if roster.owner_nhi != own.handle:
             pin = self._pinned_keys.pin(roster.owner_nhi)
             return pin is not None and pin.signer.signer_id == roster.signer_id
+        if roster.signer_id != own.pair.public.signer_id:
+            return False
         newest = self._own_keys.newest()
-        if roster.signer_id != own.pair.public.signer_id or newest is None:
-            return roster.signer_id == own.pair.public.signer_id
+        if newest is None or newest.bundle.signer.signer_id == roster.signer_id:
+            return True
         # A pair that is not in the chain yet is the next one, of a rotation that is just being finished.
-        replaced = newest.bundle.signer.signer_id != roster.signer_id
-        return not (
-            replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own_keys.chain())
-        )
+        return not self.knows_as_earlier(roster, roster.signer_id)
 
     def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
         """Whether a pair is an earlier one of the roster's owner than the one that signed the roster."""
         if roster.owner_nhi != self._own_keys.identity.handle:
-            return self._database.row("was_pair", roster.owner_nhi, str(signer_id)) is not None
+            return self._database.row("was_pair", roster.owner_nhi, signer_id) is not None
         return any(link.bundle.signer.signer_id == signer_id for link in self._own_keys.chain())
 
     def check_own(self, roster: Roster) -> None:
         """Raises unless a present or earlier pair of this agent, perhaps a stolen one, signed its roster."""
-        pairs = [self._own_keys.identity.pair.public, *(link.bundle.signer for link in self._own_keys.chain())]
-        pair = next((one for one in pairs if one.signer_id == roster.signer_id), None)
+        pair = self._own_keys.signing_pairs().get(roster.signer_id)
         if pair is None:
             raise UnknownSigner("no pair of this agent signed the roster")
         check_roster(roster, pair)
@@ -129,12 +124,12 @@ class PinnedRosters:
             if roster.signer_id == before.signer_id:
                 check_follows(roster, before)
         self._take_name(tx, roster)
-        who = (str(roster.channel_id), roster.name, roster.owner_nhi, str(roster.signer_id))
-        what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
-        tx.execute(SQL["pin_roster"], (*who, *what, stamp(now)))
+        named = (roster.channel_id, roster.name, roster.owner_nhi, roster.signer_id)
+        decided = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
+        tx.write("pin_roster", *named, *decided, now)
 
     def _take_name(self, tx: MailboxTx, roster: Roster) -> None:
-        found = tx.execute(SQL["named_roster"], (roster.name,)).fetchone()
+        found = tx.row("named_roster", roster.name)
         if found is None or (other := _decoded(found[0])).channel_id == roster.channel_id:
             return
         self._check_present_pair(roster)
@@ -143,7 +138,7 @@ class PinnedRosters:
                 f"{roster.name} is another channel than before, and its roster is the older one",
                 hint=f"ask {roster.owner_nhi} which of them it is: {other.channel_id} or {roster.channel_id}",
             )
-        tx.execute(SQL["drop_roster"], (str(other.channel_id),))
+        tx.write("drop_roster", other.channel_id)
 
     def _check_present_pair(self, roster: Roster) -> None:
         if not self.names_present_pair(roster):
@@ -171,9 +166,13 @@ class PinnedRosters:
 
 def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
     """Returns the pinned roster of a channel, and whether the channel was forgotten."""
-    found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
+    found = tx.row("pinned_roster", channel_id)
     return (None, False) if found is None else (_decoded(found[0]), bool(found[1]))
 
 
 def _known(row: tuple[bytes, int] | None) -> Roster | None:
     return None if row is None or row[1] else _decoded(row[0])
+
+
+def _seen(row: tuple[bytes, int] | None) -> Roster | None:
+    return None if row is None else _decoded(row[0])

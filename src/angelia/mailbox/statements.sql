@@ -68,9 +68,7 @@ replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlatio
 created_at, received_at, expires_at, status, acked_at
 
 -- name: add_inbox
-INSERT INTO inbox (replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-                   created_at, received_at, expires_at, body_nonce, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox ({inbox_columns}, body_nonce, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: add_control
 INSERT INTO controls (replay_key) VALUES (?)
@@ -93,15 +91,9 @@ SELECT {inbox_columns} FROM inbox
 WHERE (received_at, created_at, replay_key) < (?, ?, ?) AND replay_key NOT IN (SELECT replay_key FROM controls)
 ORDER BY received_at DESC, created_at DESC, replay_key DESC LIMIT ?
 
--- name: inbox_one
-SELECT {inbox_columns} FROM inbox WHERE replay_key = ?
-
 -- name: inbox_between
 -- Two rows are enough to know that a prefix is not unique.
-SELECT replay_key FROM inbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
-
--- name: inbox_unacked
-SELECT {inbox_columns} FROM inbox WHERE acked_at IS NULL ORDER BY received_at LIMIT ?
+SELECT {inbox_columns} FROM inbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: inbox_controls
 -- By length of the content: so most control messages of another kind are not read at all.
@@ -158,8 +150,8 @@ UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
 -- columns: outbox_columns
 replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-waits_for
+next_try_at, body IS NOT NULL, said, coalesce(said_reason, ''), said_at, withdraw_asked_at, reseals, bundle_version,
+one_time, coalesce(waits_for, '')
 
 -- name: add_outbox
 INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
@@ -174,7 +166,7 @@ SELECT {outbox_columns} FROM outbox WHERE replay_key = ?
 SELECT {outbox_columns} FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
 
 -- name: outbox_between
-SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
+SELECT {outbox_columns} FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: outbox_page
 SELECT {outbox_columns} FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
@@ -235,7 +227,7 @@ UPDATE outbox SET next_try_at = NULL, waits_for = ? WHERE replay_key = ? AND sta
 -- Not messages that a person carries: they were never tried, refused or given up.
 UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
 WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL OR waits_for IS NOT NULL)
-  AND body IS NOT NULL AND expires_at > ? AND withdraw_asked_at IS NULL
+  AND body IS NOT NULL AND expires_at > ? AND withdraw_asked_at IS NULL RETURNING 1
 
 -- name: delete_outbox
 -- destroys
@@ -534,9 +526,6 @@ SET failures = excluded.failures, next_try = excluded.next_try, code = excluded.
 
 -- name: forget_unreached
 DELETE FROM channel_unreached WHERE channel_id = ? AND epoch < ?
-
--- name: channel_keys
-SELECT key_id, epoch, sender_nhi, received_at FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC
 
 -- name: destroy_channel_keys
 -- destroys

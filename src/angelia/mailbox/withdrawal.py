@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from angelia.errors import Conflict
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp
+from angelia.mailbox.database import MailboxDatabase
 from angelia.mailbox.outbox import Outbox
-from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus, current_row, outbox_message
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus, current_row
 
 
 class Withdrawals:
@@ -19,7 +19,7 @@ class Withdrawals:
 
     def pending(self, now: datetime) -> list[OutboxMessage]:
         """Returns the messages with a request that the server has not answered."""
-        return [outbox_message(row) for row in self._database.rows("outbox_to_withdraw", stamp(now))]
+        return self._database.records(OutboxMessage, "outbox_to_withdraw", now)
 
     def request(self, replay_key: str, now: datetime) -> OutboxMessage:
         """Records the sender's request and returns the message. A server that reports a message as withdrawn is
@@ -29,7 +29,7 @@ class Withdrawals:
             row = current_row(tx, row.replay_key) or row
             if not row.withdrawable and not row.withdrawn:
                 raise too_late(row)
-            tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
+            tx.write("ask_withdrawal", now, row.replay_key)
         return row
 
     def cancel(self, replay_key: str) -> None:
@@ -43,9 +43,9 @@ class Withdrawals:
             row = current_row(tx, replay_key)
             if row is None or not row.withdrawable or (seen is not None and row.status is not seen):
                 return False
-            tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
-            tx.execute(SQL["set_outbox_status"], (OutboxStatus.FAILED.value, row.replay_key))
-            tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
+            tx.write("ask_withdrawal", now, row.replay_key)
+            tx.write("set_outbox_status", OutboxStatus.FAILED.value, row.replay_key)
+            tx.write("clear_outbox_body", row.replay_key)
         return True
 
 

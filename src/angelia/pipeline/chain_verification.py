@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from angelia.audit.model import ERASED, LATEST_COMMIT, Floor, StoredEvent, checkpoint_bytes, entry_hash
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.audit_chain import files_within
 from angelia.pipeline.lake.tables import AUDIT
-from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.sources import archive
+from angelia.stores.objects import Objects
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from angelia.stores.objects import Objects
-
-MOST_FAULTS = 100
+MOST_FAULTS = MOST_LISTED = 100
 SPAN_ROWS = 2_000_000  # verified together; the driver holds their checkpoints, which are no more than the entries
 _PIECE_ROWS = 100_000
-_PIECE = (
-    "first long, last long, rows long, checkpoints long, foreign long, first_event_hash binary, "
-    "first_entry_hash binary, last_entry_hash binary, redactions string, faults string"
-)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LEFT = ("position", "event_id", "event_type", "message_id", "replay_key")  # of a redacted event, beside two times
 # Returns the checkpoints after one position, up to another.
 Signed = Callable[[int, int], pa.Table]
 CHECKPOINTS = pa.schema(
-    [
-        pa.field("position", pa.int64()),
-        pa.field("signed_hash", pa.binary()),
-        pa.field("node_key_id", pa.string()),
-        pa.field("signed_at", pa.timestamp("us", tz="UTC")),
-        pa.field("signature", pa.binary()),
-    ]
+    {
+        "position": pa.int64(),
+        "signed_hash": pa.binary(),
+        "node_key_id": pa.string(),
+        "signed_at": pa.timestamp("us", tz="UTC"),
+        "signature": pa.binary(),
+    }
 )
 
 
@@ -63,10 +60,33 @@ class ChainFault:
 
 
 @dataclass(slots=True)
+class Redactions:
+    """The redacted events of some rows. No hash covers what is left of them, so they are listed and summed: the sum is
+    equal for equal rows, and the ledger computes the same."""
+
+    count: int = 0
+    hash_sum: int = 0
+    positions: list[int] = field(default_factory=list)  # the first of them
+    times: dict[datetime, tuple[int, int]] = field(default_factory=dict)  # the first of each time, and how many
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        position, at = row["position"], row["redacted_at"]
+        self.join(Redactions(1, _hash(row), [position], {at: (position, 1)}))
+
+    def join(self, behind: Redactions) -> None:
+        """Adds the redactions of the rows that follow."""
+        self.count += behind.count
+        self.hash_sum += behind.hash_sum
+        self.positions += behind.positions[: MOST_LISTED - len(self.positions)]
+        for at, (first, number) in behind.times.items():
+            before = self.times.get(at, (first, 0))
+            self.times[at] = (before[0], before[1] + number)
+
+
+@dataclass(slots=True)
 class ChainResult:
     """The result of a verification; `head` is the hash of the last entry."""
 
-    first: int = 0
     last: int = 0
     rows: int = 0
     checkpoints: int = 0
@@ -83,6 +103,25 @@ class ChainResult:
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(ChainFault(position, what))
 
+    def follow(self, position: int, event_hash: bytes, found: bytes) -> None:
+        """Adds a fault if an entry, whose hash is `found`, does not follow from the last one."""
+        if position > self.last + 1:
+            self.add(self.last + 1, _missing(position - self.last - 1))
+        elif position <= self.last:
+            self.add(position, "is in the archive twice")
+        elif entry_hash(self.head, position, event_hash) != found:
+            self.add(position, "does not follow from the entry before it")
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What a task found, and its first entry, which is checked when the pieces are joined."""
+
+    first: int
+    event_hash: bytes
+    entry_hash: bytes
+    result: ChainResult = field(default_factory=ChainResult)
+
 
 def verify(
     spark: SparkSession,
@@ -97,7 +136,7 @@ def verify(
     """Checks the entries after a floor, up to a position: each event against its hash, each entry against the one
     before it, and the signatures under them. At most a span of the chain is in memory at a time. `unexplained` checks
     whether redactions are on record."""
-    result = ChainResult(first=floor.position + 1, last=floor.position, head=bytes.fromhex(floor.entry_hash))
+    result = ChainResult(last=floor.position, head=bytes.fromhex(floor.entry_hash))
     for after in range(floor.position, last, span_rows):
         end = min(last, after + span_rows)
         _join(result, _pieces(_ordered(spark, objects, after, end, signed(after, end)), node))
@@ -112,13 +151,11 @@ def unexplained(
 ) -> list[ChainFault]:
     """Finds redactions without a recorded erasure: neither among the times that the ledger recorded, nor by an event of
     the archive. Such an event has the exact time of its redactions, so its day is known."""
-    from pyspark.sql import functions as f
-
     open_times = {at: said for at, said in redactions.times.items() if at not in recorded}
     days = {at.astimezone(UTC).date() for at in open_times}
-    uris = [file.uri for file in listing.files(objects, AUDIT) if file.day in days]
-    if uris:
-        rows = archive.read(spark, objects, AUDIT, uris)
+    files = [file for file in listing.files(objects, AUDIT) if file.day in days]
+    if files:
+        rows = archive.read(spark, objects, AUDIT, files)
         erasures = rows.where((f.col("event_type") == ERASED) & f.col("redacted_at").isNull()).toArrow().to_pylist()
         for row in erasures:
             event = _event(row)
@@ -133,8 +170,6 @@ def _by_hand(number: int) -> str:
 
 
 def _ordered(spark: SparkSession, objects: Objects, after: int, last: int, checkpoints: pa.Table) -> DataFrame:
-    from pyspark.sql import functions as f
-
     rows = archive.read(spark, objects, AUDIT, files_within(objects, after, last))
     rows = rows.where((f.col("position") > after) & (f.col("position") <= last)).drop("day")
     signed = spark.createDataFrame(checkpoints.select(CHECKPOINTS.names).cast(CHECKPOINTS))
@@ -146,27 +181,24 @@ def _ordered(spark: SparkSession, objects: Objects, after: int, last: int, check
     )
 
 
-def _pieces(ordered: DataFrame, node: NodePublicKey | None) -> list[dict[str, Any]]:
-    found = ordered.mapInArrow(functools.partial(_check, node=node), _PIECE).collect()
-    return sorted((row.asDict() for row in found), key=lambda piece: int(piece["first"]))
+def _pieces(ordered: DataFrame, node: NodePublicKey | None) -> list[_Piece]:
+    found = ordered.mapInArrow(functools.partial(_check, node=node), "piece binary").collect()
+    pieces = (msgspec.json.decode(row["piece"], type=_Piece) for row in found)
+    return sorted(pieces, key=lambda piece: piece.first)
 
 
-def _join(result: ChainResult, pieces: Iterable[dict[str, Any]]) -> None:
+def _join(result: ChainResult, pieces: Iterable[_Piece]) -> None:
     """Adds pieces in order to a result; each must begin where the one before it ends."""
     for piece in pieces:
-        first = piece["first"]
-        if first > result.last + 1:
-            result.add(result.last + 1, _missing(first - result.last - 1))
-        elif first <= result.last:
-            result.add(first, "is in the archive twice")
-        elif entry_hash(result.head, first, bytes(piece["first_event_hash"])) != bytes(piece["first_entry_hash"]):
-            result.add(first, "does not follow from the entry before it")
-        for position, what in json.loads(piece["faults"]):
-            result.add(position, what)
-        result.last, result.head = piece["last"], bytes(piece["last_entry_hash"])
-        result.redactions.join(Redactions.heard(piece["redactions"]))
-        for name in ("rows", "checkpoints", "foreign"):
-            setattr(result, name, getattr(result, name) + piece[name])
+        result.follow(piece.first, piece.event_hash, piece.entry_hash)
+        found = piece.result
+        for fault in found.faults:
+            result.add(fault.position, fault.what)
+        result.last, result.head = found.last, found.head
+        result.redactions.join(found.redactions)
+        result.rows += found.rows
+        result.checkpoints += found.checkpoints
+        result.foreign += found.foreign
 
 
 def _missing(count: int) -> str:
@@ -175,33 +207,28 @@ def _missing(count: int) -> str:
 
 def _check(batches: Iterator[pa.RecordBatch], node: NodePublicKey | None) -> Iterator[pa.RecordBatch]:
     """Checks one piece, in order of position; its first entry is checked when the pieces are joined."""
-    piece = _Piece(node)
+    check = _PieceCheck(node)
     for batch in batches:
         for row in batch.to_pylist():
-            piece.add(row)
-    if piece.first is not None:
-        yield pa.RecordBatch.from_pylist([piece.told()])
+            check.add(row)
+    if check.piece is not None:
+        yield pa.RecordBatch.from_pylist([{"piece": msgspec.json.encode(check.piece)}])
 
 
-class _Piece:
+class _PieceCheck:
     def __init__(self, node: NodePublicKey | None) -> None:
         self._node = node
         self._key = None if node is None else Ed25519PublicKey.from_public_bytes(node.public_key)
-        self._result = ChainResult()
-        self._last_signed_at = datetime.fromtimestamp(0, UTC)
-        self.first: dict[str, Any] | None = None
+        self._last_signed_at = _EPOCH
+        self.piece: _Piece | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        result, position = self._result, row["position"]
-        if self.first is None:
-            self.first = row
-        elif position > result.last + 1:
-            result.add(result.last + 1, _missing(position - result.last - 1))
-        elif position <= result.last:
-            result.add(position, "is in the archive twice")
-        elif entry_hash(result.head, position, row["event_hash"]) != row["entry_hash"]:
-            result.add(position, "does not follow from the entry before it")
-        event = _event(row)
+        position, hashes = row["position"], (row["event_hash"], row["entry_hash"])
+        if self.piece is None:
+            self.piece = _Piece(position, *hashes)
+        else:
+            self.piece.result.follow(position, *hashes)
+        result, event = self.piece.result, _event(row)
         if fault := "cannot be read" if event is None else event.fault():
             result.add(position, fault)
         if row["occurred_at"] < self._last_signed_at - LATEST_COMMIT:
@@ -211,26 +238,10 @@ class _Piece:
             result.redactions.add(row)
         result.last, result.head = position, row["entry_hash"]
         if row["signature"] is not None:
-            self._check_signature(row)
+            self._check_signature(row, result)
 
-    def told(self) -> dict[str, Any]:
-        result, first = self._result, self.first
-        assert first is not None
-        return {
-            "first": first["position"],
-            "last": result.last,
-            "rows": result.rows,
-            "checkpoints": result.checkpoints,
-            "foreign": result.foreign,
-            "first_event_hash": first["event_hash"],
-            "first_entry_hash": first["entry_hash"],
-            "last_entry_hash": result.head,
-            "redactions": result.redactions.told(),
-            "faults": json.dumps([[fault.position, fault.what] for fault in result.faults]),
-        }
-
-    def _check_signature(self, row: dict[str, Any]) -> None:
-        result, position = self._result, row["position"]
+    def _check_signature(self, row: dict[str, Any], result: ChainResult) -> None:
+        position = row["position"]
         # The signed hash can be compared also without the signer's key.
         same = row["signed_hash"] == row["entry_hash"]
         if not same:
@@ -265,3 +276,13 @@ def _event(row: dict[str, Any]) -> StoredEvent | None:
         )
     except ValueError:  # not an event that the audit wrote
         return None
+
+
+def _hash(row: Mapping[str, Any]) -> int:
+    left = ["" if row[name] is None else str(row[name]) for name in _LEFT]
+    text = "|".join([*left, str(_micros(row["occurred_at"])), str(_micros(row["redacted_at"]))])
+    return int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -44,17 +44,11 @@ class Database:
     @classmethod
     @contextmanager
     def open(cls, url: str) -> Iterator[Self]:
-        with _wrapped():
-            driver = adbc_driver_postgresql.connect(url)
-        try:
+        with ExitStack() as opened:
             with _wrapped():
-                connection = AdbcConnection(driver)
-            try:
-                yield cls(connection)
-            finally:
-                connection.close()
-        finally:
-            driver.close()
+                driver = opened.enter_context(adbc_driver_postgresql.connect(url))
+                connection = opened.enter_context(AdbcConnection(driver))
+            yield cls(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:

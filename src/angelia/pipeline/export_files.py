@@ -17,6 +17,15 @@ import pyarrow.parquet as pq
 FORMATS = ("parquet", "jsonl")
 
 
+@contextmanager
+def private_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that its owner alone can read; on disk when this ends."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
 class ExportFile:
     """One file of rows of one schema."""
 
@@ -28,15 +37,12 @@ class ExportFile:
     @contextmanager
     def open(cls, directory: Path, kind: str, schema: pa.Schema, format: str) -> Iterator[ExportFile]:
         """A new file, named by its kind and format; on disk when this ends."""
-        descriptor = os.open(directory / f"{kind}.{format}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with private_file(directory / f"{kind}.{format}") as file:
             if format == "parquet":
                 with pq.ParquetWriter(file, schema, compression="zstd") as writer:
                     yield cls(writer.write_table)
             else:
                 yield cls(functools.partial(_write_lines, file))
-            file.flush()
-            os.fsync(file.fileno())
 
     def add(self, rows: pa.Table) -> None:
         if rows.num_rows:

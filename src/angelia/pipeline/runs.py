@@ -6,9 +6,11 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline.database import Database
@@ -37,13 +39,12 @@ class JobRun:
 
 
 @contextmanager
-def only_one(url: str, app_id: str) -> Iterator[Database]:
-    """A connection that holds the lock of an app id; raises AtWork if another process holds it."""
+def only_one(url: str, *app_ids: str) -> Iterator[Database]:
+    """A connection that holds the locks of app ids; raises AtWork if another process holds one of them."""
     with Database.open(url) as database:
-        locked = database.row(SQL["try_lock"], app_id)
-        assert locked is not None
-        if not locked["locked"]:
-            raise _at_work(app_id, open_run(database, app_id))
+        for app_id in app_ids:
+            if not database.rows(SQL["try_lock"], app_id)[0]["locked"]:
+                raise _at_work(app_id, open_run(database, app_id))
         yield database
 
 
@@ -65,9 +66,7 @@ def plan(
 ) -> JobRun:
     """Begins a run, with the next version of its app id: after those of the ledger and the one in the archive, which a
     restored ledger may not know."""
-    made = database.row(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)
-    assert made is not None
-    return _run(made)
+    return _run(database.rows(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)[0])
 
 
 def advance(
@@ -81,21 +80,9 @@ def advance(
     report: Mapping[str, Any] | None = None,
 ) -> JobRun:
     """Records the state of a run; in the transaction of what it did, if that was in the ledger."""
-    database.execute(
-        SQL["advance"],
-        run.run_id,
-        state.value,
-        row_count,
-        None if id_hash_sum is None else str(id_hash_sum),
-        None if report is None else json.dumps(report),
-        now,
-    )
-    return replace(
-        run,
-        state=state,
-        row_count=run.row_count if row_count is None else row_count,
-        id_hash_sum=run.id_hash_sum if id_hash_sum is None else id_hash_sum,
-    )
+    total = None if id_hash_sum is None else str(id_hash_sum)
+    said = None if report is None else json.dumps(report)
+    return _run(database.rows(SQL["advance"], run.run_id, state.value, row_count, total, said, now)[0])
 
 
 def report_of(database: Database, run: JobRun) -> dict[str, Any]:
@@ -148,6 +135,4 @@ def _at_work(app_id: str, run: JobRun | None) -> AtWork:
 
 
 def _run(row: Mapping[str, Any]) -> JobRun:
-    total = row["id_hash_sum"]
-    values = {**row, "state": RunState(row["state"]), "id_hash_sum": None if total is None else int(total)}
-    return JobRun(**values)
+    return msgspec.convert(row, JobRun, strict=False)  # the sum is text, since it may need more than 64 bits

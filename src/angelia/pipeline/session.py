@@ -99,7 +99,7 @@ def _connected(where: Where) -> SparkSession:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     assert where.remote is not None
-    _somebody_is_at(where.remote, 15002)
+    _check_answers_at(where.remote, 15002)
     channel = DefaultChannelBuilder(where.remote).toChannel()
     try:
         channel_ready_future(channel).result(_READY_SECONDS)
@@ -130,7 +130,7 @@ def _started(where: Where, name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if where.master and where.master.startswith("spark://"):
-        _somebody_is_at(where.master, 7077)
+        _check_answers_at(where.master, 7077)
     for variable in _FOREIGN + _FOREIGN_GATEWAY:
         os.environ.pop(variable, None)
     # Read when the Java process starts; a Python of another environment would lack our packages.
@@ -154,7 +154,7 @@ def _started(where: Where, name: str) -> SparkSession:
         raise StartFailed(f"Spark does not start at {where}: {telling(error)}", hint=_LOOK) from error
 
 
-def _somebody_is_at(url: str, port: int) -> None:
+def _check_answers_at(url: str, port: int) -> None:
     """Raises Unavailable if no host answers, because Spark would retry for minutes."""
     hosts = url.partition("://")[2].partition("/")[0].partition(";")[0]
     for address in filter(None, map(_ADDRESS.fullmatch, hosts.split(","))):

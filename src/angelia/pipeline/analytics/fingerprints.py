@@ -12,9 +12,8 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext
-from angelia.pipeline.lake import listing
-from angelia.pipeline.lake.analytics_tables import DAYS
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake import listing, small_tables
+from angelia.pipeline.lake.tables import DAY, DAYS, RECEIPTS
 
 _MOST_DAYS = 92  # computed together: what a crash makes the next run repeat, and what the driver holds in memory
 
@@ -70,23 +69,14 @@ def present(work: JobContext, database: Database) -> dict[date, DayInputs]:
         if dead is None or not file.name.startswith(dead.run_id):
             by_day[file.day].append(file)
     counted = [] if work.simulated else database.rows(work.sql("mail")["receipts_fingerprints"])
-    ledger = {row["day"]: row for row in counted}
-    found = {}
-    for day in sorted(by_day.keys() | ledger.keys()):
-        here = ledger.get(day, {"row_count": 0, "hash_sum": "0"})
-        found[day] = DayInputs(
-            day=day, files=tuple(by_day[day]), ledger_rows=here["row_count"], ledger_hash=here["hash_sum"]
-        )
-    return found
+    ledger = {row["day"]: {"ledger_rows": row["row_count"], "ledger_hash": row["hash_sum"]} for row in counted}
+    days = sorted(by_day.keys() | ledger.keys())
+    return {day: DayInputs(day=day, files=tuple(by_day[day]), **ledger.get(day, {})) for day in days}
 
 
 def computed(work: JobContext) -> dict[date, str]:
     """The fingerprints of the days that were computed."""
-    table = listing.find(work.objects, DAYS)
-    if table is None:
-        return {}
-    rows = table.to_pyarrow_table(columns=[DAY, "fingerprint"]).to_pylist()
-    return {row[DAY]: row["fingerprint"] for row in rows}
+    return {row[DAY]: row["fingerprint"] for row in small_tables.rows(work.objects, DAYS)}
 
 
 def changed(

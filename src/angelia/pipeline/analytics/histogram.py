@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from pyspark.sql import Column
+from pyspark.sql import functions as f
 
-GROWTH = 1.01
-# How far the middle of a bucket is from its ends, at most: sqrt(1.01) - 1.
-ERROR = 0.005
-_LOG = math.log(GROWTH)
+_LOG = math.log(1.01)
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def bucket(micros: int) -> int:
-    """The bucket of a time in microseconds; a shorter time counts as one microsecond."""
-    return int(math.log(max(micros, 1)) / _LOG)
-
-
 def bucket_column(micros: Column) -> Column:
-    """The same for a column of Spark."""
-    from pyspark.sql import functions as f
-
+    """The bucket of a time in microseconds; a shorter time counts as one microsecond."""
     return (f.log(f.greatest(micros, f.lit(1))) / _LOG).cast("int")
 
 

@@ -13,8 +13,7 @@ import redis
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import listing, small_tables
-from angelia.pipeline.lake.analytics_tables import KEY_DAYS, KEY_GRACE, STORAGE
-from angelia.pipeline.lake.tables import DAY, TABLES
+from angelia.pipeline.lake.tables import DAY, KEY_DAYS, KEY_GRACE, STORAGE, TABLES
 from angelia.pipeline.runs import JobRun
 from angelia.stores.sql import statements
 

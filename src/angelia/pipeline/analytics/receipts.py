@@ -8,22 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from angelia.pipeline.analytics.fingerprints import DayRange
 from angelia.pipeline.analytics.histogram import SHARES, bucket_column, middle
 from angelia.pipeline.jobs.job_context import JobContext, midnight
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, HOURS, LATENCIES
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, HOURS, LATENCIES, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.pipeline.sources.ledger import Snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _HOUR = 3_600_000_000
 _OUTCOMES = ("delivered", "expired", "failed", "pending")
@@ -47,25 +44,16 @@ class ReceiptCounts:
 @contextmanager
 def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[DataFrame]:
     """The receipts of these days: each is in the archive or in the ledger, never in both."""
-    root = work.objects.table(RECEIPTS.name)
-    uris = [f"{root}/{file.path}" for day in days.days for file in day.files]
-    frame = archive.read(work.spark, work.objects, _NARROW, uris)
+    files = [file for day in days.days for file in day.files]
+    frame = archive.read(work.spark, work.objects, _NARROW, files)
     if not any(day.ledger_rows for day in days.days):
         yield frame
         return
-    here = ledger.read(
-        work.spark,
-        work.database_url,
-        work.sql("mail")["receipts"],
-        _NARROW.schema,
-        snapshot,
-        readers=work.readers,
-        within={"sent_at": (midnight(days.first), midnight(days.end))},
-    )
+    within = {"sent_at": (midnight(days.first), midnight(days.end))}
     # It is used several times; the ledger is read once.
-    here = here.persist()
+    here = ledger.read(work, work.sql("mail")["receipts"], _NARROW.schema, snapshot, within).persist()
     try:
-        yield frame.unionByName(here) if uris else here
+        yield frame.unionByName(here) if files else here
     finally:
         here.unpersist()
 
@@ -81,7 +69,7 @@ def latencies(frame: DataFrame) -> pa.Table:
     delivered = frame.where((f.col("status") == "delivered") & f.col("delivered_at").isNotNull())
     latency = f.unix_micros("delivered_at") - f.unix_micros("accepted_at")
     key = _packed(f.unix_date(f.col(DAY)), (f.col("priority"), _PRIORITY_BITS), (bucket_column(latency), _LATENCY_BITS))
-    found = delivered.groupBy(key.alias("key")).agg(f.count("*").alias("receipts")).toArrow().sort_by("key")
+    found = _counted(delivered, key)
     keys, counts = found["key"].to_numpy(), found["receipts"].to_numpy()
     buckets = keys & _ones(_LATENCY_BITS)
     group, starts = np.unique(keys >> _LATENCY_BITS, return_index=True)
@@ -119,6 +107,12 @@ def _side(frame: DataFrame, agent: str, counted: Mapping[str, Column]) -> DataFr
     return frame.select(DAY, f.col(agent).alias("agent"), *columns)
 
 
+def _counted(frame: DataFrame, key: Column, *summed: str) -> pa.Table:
+    """The number of receipts of each key, and sums of columns, in the order of the keys."""
+    sums = [f.sum(name).alias(name) for name in summed]
+    return frame.groupBy(key.alias("key")).agg(f.count("*").alias("receipts"), *sums).toArrow().sort_by("key")
+
+
 def _packed(first: Column, *others: tuple[Column, int]) -> Column:
     """Packs several small numbers into one, which is the cheapest key to group by."""
     key = first.cast("long")
@@ -133,8 +127,7 @@ def _hours(frame: DataFrame) -> pa.Table:
         outcome = f.when(f.col("status") == name, number).otherwise(outcome)
     hours = f.floor(f.unix_micros("sent_at") / _HOUR)
     key = _packed(hours, (f.col("priority"), _PRIORITY_BITS), (outcome, _OUTCOME_BITS))
-    sums = [f.sum("delivery_attempts").alias("attempts"), f.sum("wire_bytes").alias("bytes")]
-    found = frame.groupBy(key.alias("key")).agg(f.count("*").alias("receipts"), *sums).toArrow().sort_by("key")
+    found = _counted(frame, key, "delivery_attempts", "wire_bytes")
     keys, receipts = found["key"].to_numpy(), found["receipts"].to_numpy()
     group, starts = np.unique(keys >> _OUTCOME_BITS, return_index=True)
     hour = group >> _PRIORITY_BITS
@@ -143,8 +136,8 @@ def _hours(frame: DataFrame) -> pa.Table:
         "hour": pa.array(hour % 24, pa.int16()),
         "priority": pa.array(group & _ones(_PRIORITY_BITS), pa.int16()),
         "sent": pa.array(_sums(receipts, starts)),
-        "attempts": pa.array(_sums(found["attempts"].to_numpy(), starts)),
-        "wire_bytes": pa.array(_sums(found["bytes"].to_numpy(), starts)),
+        "attempts": pa.array(_sums(found["delivery_attempts"].to_numpy(), starts)),
+        "wire_bytes": pa.array(_sums(found["wire_bytes"].to_numpy(), starts)),
     }
     for number, name in enumerate(_OUTCOMES):
         of_these = (keys & _ones(_OUTCOME_BITS)) == number
@@ -154,8 +147,7 @@ def _hours(frame: DataFrame) -> pa.Table:
 
 def _buckets(frame: DataFrame) -> pa.Table:
     key = _packed(f.unix_date(f.col(DAY)), (f.col("bucket"), _BUCKET_BITS))
-    sums = [f.count("*").alias("receipts"), f.sum("wire_bytes").alias("wire_bytes")]
-    found = frame.groupBy(key.alias("key")).agg(*sums).toArrow().sort_by("key")
+    found = _counted(frame, key, "wire_bytes")
     keys = found["key"].to_numpy()
     made = {
         DAY: _dates(keys >> _BUCKET_BITS),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import Column
+from pyspark.sql import functions as f
 
 from angelia.errors import InvalidArgument
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 NAMING = (RECEIPTS, SESSIONS, AUDIT)
 _PROJECTIONS = {RECEIPTS.name: ("mail", "receipts"), SESSIONS.name: ("keys", "sessions")}
@@ -39,8 +37,6 @@ def in_ledger(work: JobContext, table: Table) -> str:
 
 def about(table: Table, agent: str) -> Column:
     """The condition for rows of a table that name an agent."""
-    from pyspark.sql import functions as f
-
     first, second = _COLUMNS[table.name]
     named = f.col(first).eqNullSafe(agent) | f.col(second).eqNullSafe(agent)
     if table is AUDIT:

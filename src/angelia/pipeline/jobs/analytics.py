@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, date
@@ -9,18 +10,19 @@ from datetime import UTC, date
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from angelia.envelope import ids
+from angelia.envelope.wire import Priority
 from angelia.pipeline import runs
-from angelia.pipeline.analytics import fingerprints, measurements, receipts, skew
-from angelia.pipeline.analytics.figures import figures, said
+from angelia.pipeline.analytics import fingerprints, measurements, receipts
 from angelia.pipeline.analytics.fingerprints import DayRange
+from angelia.pipeline.analytics.histogram import SHARES, added, percentile_ms
 from angelia.pipeline.analytics.receipts import ReceiptCounts
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated, small_tables, writer
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, DAYS, HOURS, LATENCIES, RECEIPTS
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
@@ -36,8 +38,7 @@ def analytics(work: JobContext) -> JobReport:
         # Under this lock no row moves from the ledger to the archive: none is missed or counted twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
         simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
-        snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
-        then = held.enter_context(ledger.seeing(work.database_url, snapshot))
+        then, snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
         there = fingerprints.present(work, then)
         changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
         ranges = fingerprints.ranges(changed)
@@ -101,8 +102,8 @@ def _summaries(work: JobContext, days: DayRange, counts: ReceiptCounts) -> pa.Ta
             "receipts": sent[one.day],
             "senders": agents[one.day][0],
             "recipients": agents[one.day][1],
-            "bucket_peak": skew.peak(loads[one.day]),
-            "bucket_gini": skew.gini(loads[one.day]),
+            "bucket_peak": peak(loads[one.day]),
+            "bucket_gini": gini(loads[one.day]),
         }
         for one in days.days
         if one.rows
@@ -120,22 +121,55 @@ def _different_agents(work: JobContext, days: DayRange) -> dict[date, tuple[int,
 
 
 def _conclude(work: JobContext, database: Database, run: JobRun, report: JobReport, ranges: Sequence[DayRange]) -> None:
+    """Ends the run, with the figures of the period that was asked for."""
     first, end = (None if one is None else one.astimezone(UTC).date() for one in (work.since, work.until))
-    found = figures(work.objects, first, end)
-    share = found.delivered_share
+    hours = small_tables.rows(work.objects, HOURS, first, end)
+    late = small_tables.rows(work.objects, LATENCIES, first, end)
+    histograms = {
+        one: added((row["buckets"], row["counts"]) for row in late if row["priority"] == one) for one in Priority
+    }
+    sent = sum(row["sent"] for row in hours)
+    share = sum(row["delivered"] for row in hours) / sent if sent else None
+    times = _times(sum(histograms.values(), Counter()))
     report.figures |= {
         "days": sum(len(days.days) for days in ranges),
-        "receipts": found.sent,
+        "receipts": sent,
         "simulated": work.simulated,
         "delivered_share": share and round(share, 6),
-        **found.times,
-        "priorities": found.by_priority,
+        **times,
+        "priorities": {one.name.lower(): _times(found) for one, found in histograms.items() if found},
     }
     row_count = sum(days.rows for days in ranges)
     report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=row_count, report=report.figures))
     unchanged = "" if ranges else "nothing changed: "
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
-    p99 = found.times["p99_ms"]
-    late = f", p99 {said(p99)}" if p99 is not None else ""
+    late_by = "" if times["p99_ms"] is None else f", p99 {_said(times['p99_ms'])}"
     kind = "simulated " if work.simulated else ""
-    report.summary = f"{unchanged}{found.days} days, {found.sent:,} {kind}receipts{came}{late}"
+    report.summary = f"{unchanged}{len({row[DAY] for row in hours})} days, {sent:,} {kind}receipts{came}{late_by}"
+
+
+def _times(histogram: Counter[int]) -> dict[str, float | None]:
+    return {f"{name}_ms": percentile_ms(histogram, share) for name, share in SHARES.items()}
+
+
+def _said(milliseconds: float) -> str:
+    if milliseconds < 1000:
+        return f"{milliseconds:.3g} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else f"{milliseconds / 60_000:.1f} min"
+
+
+def peak(loads: Sequence[int]) -> float | None:
+    """The load of the fullest bucket, divided by the mean of all; None without load."""
+    total = sum(loads)
+    return max(loads) * ids.BUCKETS / total if total else None
+
+
+def gini(loads: Sequence[int]) -> float | None:
+    """Gini's coefficient: 0 when all buckets are equally full, near 1 when one has all the load. Buckets that are not
+    listed are empty."""
+    total = sum(loads)
+    if not total:
+        return None
+    ordered = [0] * (ids.BUCKETS - len(loads)) + sorted(loads)
+    weighted = sum(place * load for place, load in enumerate(ordered, 1))
+    return 2 * weighted / (ids.BUCKETS * total) - (ids.BUCKETS + 1) / ids.BUCKETS

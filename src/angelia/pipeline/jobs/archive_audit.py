@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
-from angelia.audit.model import ARCHIVE_RUN, Detail, Floor
+from angelia.audit.model import Floor
 from angelia.errors import AuditBroken
 from angelia.mail.model import closed_before
 from angelia.pipeline import chain_verification, runs
 from angelia.pipeline.database import Busy, Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.verify_audit import node_key
-from angelia.pipeline.lake import commit, fsync, simulated
+from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.audit_chain import files_within, properties
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 JOB = "archive audit"
 _BATCH_ROWS = 2_000_000  # of one commit
@@ -77,17 +73,11 @@ def _catch_up(work: JobContext, database: Database, run: JobRun) -> int:
             )
         given = audit.options(work.objects, work.database_url, sql, run.run_id)
         work.spark.dataSource.register(audit.AuditSource)
-        frame = work.spark.read.format(audit.NAME).schema(schema()).options(**given, after=after, last=last).load()
+        frame = work.spark.read.format(audit.NAME).options(**given, after=after, last=last).load()
         frame.write.format(audit.NAME).mode("append").options(**given).save()
         work.progress.advance(last - after)
         after = last
     return after - began
-
-
-def schema() -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(AUDIT.schema)
 
 
 def trim(work: JobContext, database: Database, run: JobRun) -> int:
@@ -101,8 +91,7 @@ def trim(work: JobContext, database: Database, run: JobRun) -> int:
 
     def act() -> None:
         _remove(work, database, target)
-        detail: Detail = {"run": run.run_id, "job": JOB, "from": floor.position + 1, "to": target.position}
-        work.record(database, ARCHIVE_RUN, detail)
+        work.record_run(database, run, {"from": floor.position + 1, "to": target.position})
         work.step("purging", run)
 
     try:
@@ -129,7 +118,7 @@ def _prove(work: JobContext, database: Database, floor: Floor, target: Floor) ->
             f"the archive's chain is another one than the ledger's at entry {target.position:,}",
             hint="nothing left the ledger; angelia audit verify",
         )
-    fsync.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
+    commit.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
 
 
 def _remove(work: JobContext, database: Database, target: Floor) -> None:

@@ -6,25 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
-from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
-from angelia.pipeline.jobs.ledger_to_archive import (
-    Move,
-    NotTheSame,
-    copy,
-    files_of,
-    finish,
-    is_committed,
-    resumed_first,
-)
+from angelia.pipeline.jobs.ledger_to_archive import Move, NotTheSame, archived_ids, copy, end_of, finish, resumed_first
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.runs import JobRun
-from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
 JOB = "archive receipts"
@@ -53,15 +42,16 @@ def archive_receipts(work: JobContext) -> JobReport:
         work.progress.stage("archiving", sum(day.row_count for days in ready for day in days))
         if work.dry_run:
             return _foreseen(report, run, ready)
-        while run is not None or ready:
-            resumed, before = run is not None, ready
-            if run is None:
-                lo, hi = midnight(ready[0][0].day), midnight(ready[0][-1].day) + timedelta(days=1)
-                behind = commit.version_of(work.objects, RECEIPTS, JOB)
-                run = runs.plan(database, JOB, JOB, work.clock(), lo=lo, hi=hi, cutoff=cutoff(work), behind=behind)
+        if run is not None:
             finish(work, database, run, MOVE, report)
-            run, ready = None, _ready(_days(work, database))
-            if ready == before and not resumed:
+            ready = _ready(_days(work, database))
+        while ready:
+            lo, hi = midnight(ready[0][0].day), midnight(ready[0][-1].day) + timedelta(days=1)
+            behind = commit.version_of(work.objects, RECEIPTS, JOB)
+            run = runs.plan(database, JOB, JOB, work.clock(), lo=lo, hi=hi, cutoff=cutoff(work), behind=behind)
+            finish(work, database, run, MOVE, report)
+            before, ready = ready, _ready(_days(work, database))
+            if ready == before:
                 raise NotTheSame(
                     f"what was archived of {ready[0][0].day} is still in the ledger", hint="angelia doctor"
                 )
@@ -73,12 +63,7 @@ def archive_receipts(work: JobContext) -> JobReport:
 def cutoff(work: JobContext) -> datetime:
     """The time before which receipts no longer change: every message of then has expired."""
     latest = closed_before(work.now, work.settings.max_ttl_seconds)
-    if work.until is not None and work.until > latest:
-        raise InvalidArgument(
-            f"receipts are archived up to {latest:%Y-%m-%d}: younger ones may still change",
-            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
-        )
-    return midnight((work.until or latest).astimezone(UTC).date())
+    return midnight(end_of(work, "receipts", latest, "may still change").astimezone(UTC).date())
 
 
 def _days(work: JobContext, database: Database) -> list[LedgerDay]:
@@ -109,8 +94,6 @@ def _foreseen(report: JobReport, run: JobRun | None, ready: Sequence[Sequence[Le
 
 
 def _commit(work: JobContext, database: Database, run: JobRun) -> None:
-    if is_committed(work, RECEIPTS, run):
-        return
     if database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]["row_count"] == 0:
         return  # the days have empty partitions only
     copy(work, RECEIPTS, run, work.sql("mail")["receipts"], {"sent_at": _bounds(run)})
@@ -147,8 +130,7 @@ def _drop_days(work: JobContext, database: Database, run: JobRun) -> bool:
 
 def _conclude(work: JobContext, database: Database, run: JobRun) -> JobRun:
     lo, hi = _bounds(run)
-    detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
-    work.record(database, ARCHIVE_RUN, detail)
+    work.record_run(database, run, {"rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"})
     work.step("purging", run)
     return runs.advance(database, run, RunState.DONE, work.clock(), report={"rows": run.row_count})
 
@@ -164,7 +146,7 @@ def _partitions(work: JobContext, database: Database, run: JobRun) -> list[str]:
 def _purge_ids(work: JobContext, database: Database, run: JobRun) -> None:
     """Removes the archived rows one by one, where rows were added to the days since: those stay for the next run."""
     lo, hi = _bounds(run)
-    database.ingest("archived_ids", archive.ids(work.objects, RECEIPTS, files_of(work, RECEIPTS, run)))
+    archived_ids(work, database, RECEIPTS, run)
     removed = database.rows(work.sql("mail")["receipts_purge_ids"], lo, hi)[0]["purged"]
     if removed != run.row_count:
         raise NotTheSame(

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
-from angelia.errors import InvalidArgument
+from pyspark.sql import functions as f
+
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.ledger_to_archive import (
     Move,
     NotTheSame,
+    archived_ids,
     copy,
+    end_of,
     files_of,
     finish,
-    is_committed,
     resumed_first,
 )
-from angelia.pipeline.lake import commit, rewrite, simulated
+from angelia.pipeline.lake import commit, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.runs import JobRun
@@ -38,7 +39,7 @@ _CORRECTED = f"{JOB}, corrected"  # the app id of the commit that removes such c
 def archive_sessions(work: JobContext) -> JobReport:
     """Archives every idle schedule; finishes a run that died first."""
     report = JobReport(job=JOB)
-    cutoff = _cutoff(work)
+    cutoff = end_of(work, "sessions", work.now - IDLE, "are not idle yet")
     with runs.only_one(work.database_url, JOB) as database:
         simulated.only_real(work.objects, work.settings, JOB)
         run, idle = runs.open_run(database, JOB), _idle(work, database, cutoff)
@@ -56,23 +57,12 @@ def archive_sessions(work: JobContext) -> JobReport:
     return report
 
 
-def _cutoff(work: JobContext) -> datetime:
-    latest = work.now - IDLE
-    if work.until is not None and work.until > latest:
-        raise InvalidArgument(
-            f"sessions are archived up to {latest:%Y-%m-%d}: younger ones are not idle yet",
-            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
-        )
-    return work.until or latest
-
-
 def _idle(work: JobContext, database: Database, cutoff: datetime) -> int:
     return int(database.rows(work.sql("keys")["sessions_idle"], cutoff)[0]["row_count"])
 
 
 def _commit(work: JobContext, database: Database, run: JobRun) -> None:
-    if not is_committed(work, SESSIONS, run):
-        copy(work, SESSIONS, run, work.sql("keys")["sessions"], {"idle_since": (_EVER, _cutoff_of(run))})
+    copy(work, SESSIONS, run, work.sql("keys")["sessions"], {"idle_since": (_EVER, _cutoff_of(run))})
 
 
 def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
@@ -89,17 +79,16 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     if used:
         _take_back(work, run, used)
         work.step("taken back", run)
-    rows = rewrite.count(work.objects, SESSIONS, files_of(work, SESSIONS, run))
-    done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
+    rows = sum(file.rows for file in files_of(work, SESSIONS, run))
+    done = {"rows": rows, "used_meanwhile": commit.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
-        detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
-        work.record(database, ARCHIVE_RUN, detail)
+        work.record_run(database, run, {"to": f"{_cutoff_of(run):%F}", **done})
         return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
 
 
 def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
     """Puts the archived ids into a temporary table; raises NotTheSame if they are not those that were counted."""
-    database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files_of(work, SESSIONS, run)))
+    archived_ids(work, database, SESSIONS, run)
     given = database.rows(work.sql("keys")["sessions_given"])[0]
     if (given["row_count"], int(given["id_hash_sum"])) != (run.row_count, run.id_hash_sum):
         raise NotTheSame(
@@ -110,21 +99,19 @@ def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
 
 def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:
     """Sessions of a run that are in the ledger after the purge, because they were used since they were read."""
-    files = files_of(work, SESSIONS, run)
-    if not files:
+    if not files_of(work, SESSIONS, run):
         return []
     with database.transaction():
-        database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files))
+        archived_ids(work, database, SESSIONS, run)
         return [row["session_id"] for row in database.rows(work.sql("keys")["sessions_kept"])]
 
 
 def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
     """Rewrites the run's files without these sessions."""
-    from pyspark.sql import functions as f
-
     files = files_of(work, SESSIONS, run)
     rows = archive.read(work.spark, work.objects, SESSIONS, files).where(~f.col(SESSIONS.id).isin(used))
-    rewrite.rewrite(rows, work.objects, SESSIONS, Mark(_CORRECTED, run.version), _correction(run), files, len(used))
+    mark = Mark(_CORRECTED, run.version)
+    writer.write(rows, work.objects, SESSIONS, mark, _correction(run), files=files, rows=len(used))
 
 
 def _correction(run: JobRun) -> str:

@@ -24,10 +24,9 @@ class Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """A job: its function, and the options that it takes. `angelia pipeline run --help` says what it is for."""
+    """A job, and the options that it takes. `angelia pipeline run --help` says what it is for."""
 
     name: str
-    function: str  # module:name
     options: tuple[str, ...] = ()
     simulated: bool = False  # whether it takes --simulated
     more: tuple[str, ...] = ()  # options without a flag of their own, for --set
@@ -37,36 +36,35 @@ class JobEntry:
     destroys: Destruction | None = None
 
     def load(self) -> Job:
-        module, _, name = self.function.partition(":")
-        job: Job = getattr(importlib.import_module(f"angelia.pipeline.jobs.{module}"), name)
+        """The job's function, which is named like the job, as is its module."""
+        name = self.name.replace(" ", "_")
+        job: Job = getattr(importlib.import_module(f"angelia.pipeline.jobs.{name}"), name)
         return job
 
 
 _ALL = (
-    JobEntry(name="archive receipts", function="archive_receipts:archive_receipts", since=True, until=True),
-    JobEntry(name="archive sessions", function="archive_sessions:archive_sessions", until=True),
-    JobEntry(name="archive audit", function="archive_audit:archive_audit"),
-    JobEntry(name="retention", function="retention:retention", destroys=Destruction(verb="remove", doing="removing")),
-    JobEntry(name="analytics", function="analytics:analytics", simulated=True, since=True, until=True),
-    JobEntry(name="replay audit", function="replay_audit:replay_audit", looks=False),
-    JobEntry(name="verify audit", function="verify_audit:verify_audit", looks=False),
-    JobEntry(name="export", function="export:export", options=("agent", "out", "format"), looks=False),
+    JobEntry(name="archive receipts", since=True, until=True),
+    JobEntry(name="archive sessions", until=True),
+    JobEntry(name="archive audit"),
+    JobEntry(name="retention", destroys=Destruction(verb="remove", doing="removing")),
+    JobEntry(name="analytics", simulated=True, since=True, until=True),
+    JobEntry(name="replay audit", looks=False),
+    JobEntry(name="verify audit", looks=False),
+    JobEntry(name="export", options=("agent", "out", "format"), looks=False),
     JobEntry(
         name="erase",
-        function="erase:erase",
         options=("agent", "reason"),
         destroys=Destruction(verb="erase", doing="erasing", whose="agent"),
     ),
     JobEntry(
         name="simulate",
-        function="simulate:simulate",
         simulated=True,
         options=("agents", "months", "messages_per_agent_per_day", "seed", "audit"),
         more=(*(field.name for field in fields(Fleet)), *capacity.OPTIONS),
         since=True,
         until=True,
     ),
-    JobEntry(name="remove simulated", function="remove_simulated:remove_simulated"),
-    JobEntry(name="maintain", function="maintain:maintain", simulated=True),
+    JobEntry(name="remove simulated"),
+    JobEntry(name="maintain", simulated=True),
 )
 JOBS = {entry.name: entry for entry in _ALL}

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from angelia.audit.model import ERASED
 from angelia.errors import InvalidArgument
@@ -17,16 +20,13 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
-from angelia.pipeline.lake import listing, rewrite, simulated
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 JOB = "erase"
 _LONGEST_REASON = 500
@@ -37,7 +37,7 @@ def erase(work: JobContext) -> JobReport:
     agent, reason = _asked(work)
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
-    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+    with nothing_is_half_moved(work.database_url, JOB) as database:
         if work.dry_run:
             return _foreseen(work, database, agent, report)
         if (dead := runs.open_run(database, JOB)) is not None:
@@ -100,11 +100,11 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     work.step("archive", run)
     for table in NAMING:
         # Before files are removed, since a store may refuse that.
-        rewrite.close_again(work.objects, table)
+        commit.close_again(work.objects, table)
     work.step("closed", run)
     writing = functools.partial(_writing, database, run)
     for table in NAMING:
-        rewrite.delete(work.objects, table, rewrite.leftovers(work.objects, table, writing))
+        maintenance.delete(work.objects, table, maintenance.leftovers(work.objects, table, writing))
     work.step("swept", run)
     rows = sum(lake.values()) + sum(said["ledger"].values())
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
@@ -135,37 +135,33 @@ def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
 def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, Any]) -> int:
     """Rewrites the days that name the agent without it, in one commit; returns how many rows it changed."""
-    if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
+    if not commit.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
-        uris = [file.uri for file in listing.files(work.objects, table) if f"{file.day}" in days]
-        if uris:
+        files = [file for file in listing.files(work.objects, table) if f"{file.day}" in days]
+        if files:
             work.progress.stage(f"erasing in {table.name}", sum(days.values()))
-            rewrite.open_up(work.objects, table)
+            commit.open_up(work.objects, table)
             work.step(f"opened {table.name}", run)
-            rows = archive.read(work.spark, work.objects, table, uris)
+            rows = archive.read(work.spark, work.objects, table, files)
             erased = _without(rows, table, said["agent"], datetime.fromisoformat(said["at"]))
             mark = next_mark(work.objects, table, run)
-            rewrite.rewrite(erased, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+            writer.write(erased, work.objects, table, mark, run.run_id, files=files, rows=sum(days.values()))
             work.step(f"rewritten {table.name}", run)
-    return rewrite.change(work.objects, table, run.run_id).rows
+    return commit.change(work.objects, table, run.run_id).rows
 
 
 def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
     """The number of rows to be erased by day, for days that have some."""
-    from pyspark.sql import functions as f
-
-    uris = archive.files(work.objects, table)
-    if not uris:
+    files = listing.files(work.objects, table)
+    if not files:
         return {}
-    named = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    named = archive.read(work.spark, work.objects, table, files).where(about(table, agent))
     if table is AUDIT:
         named = named.where(f.col("redacted_at").isNull())
     return {f"{row['day']}": row["count"] for row in named.groupBy("day").count().collect()}
 
 
 def _without(rows: DataFrame, table: Table, agent: str, at: datetime) -> DataFrame:
-    from pyspark.sql import functions as f
-
     named = about(table, agent)
     if table is not AUDIT:
         return rows.where(~named)

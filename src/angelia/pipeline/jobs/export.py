@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.export_files import FORMATS, ExportFile
+from angelia.pipeline.export_files import FORMATS, ExportFile, private_file
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import listing, simulated
-from angelia.pipeline.lake.analytics_tables import AGENTS
-from angelia.pipeline.lake.tables import Table
+from angelia.pipeline.lake.tables import AGENTS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
@@ -84,8 +81,7 @@ def export(work: JobContext) -> JobReport:
             _manifest(work, asked, run, partial, counts)
             work.step("written", run)
             # Without the handle: an event that names the agent would be one more record about it.
-            detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
-            work.record(database, ARCHIVE_RUN, detail)
+            work.record_run(database, run, {"rows": sum(counts.values())})
             partial.rename(asked.out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -127,7 +123,7 @@ def _begun(asked: Asked, run: JobRun) -> Path:
 def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
     counts = {}
     # The snapshot is taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
-    with ledger.one_snapshot(work.database_url) as snapshot, ledger.seeing(work.database_url, snapshot) as then:
+    with ledger.one_snapshot(work.database_url) as (then, _):
         then.table(_BIND, asked.agent)
         for slice_name, block in _LEDGER:
             kind = block.removesuffix("_about_agent")
@@ -186,10 +182,10 @@ def _both(work: JobContext, then: Database, asked: Asked, table: Table, director
 
 def _archived(work: JobContext, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     """Rows of the archive, one partition in memory at a time: all of an agent may not fit."""
-    uris = archive.files(work.objects, table)
-    if not uris:
+    files = listing.files(work.objects, table)
+    if not files:
         return
-    found = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    found = archive.read(work.spark, work.objects, table, files).where(about(table, agent))
     rows: list[dict[str, Any]] = []
     for row in found.select(*schema.names).toLocalIterator(prefetchPartitions=True):
         rows.append(row.asDict())
@@ -208,8 +204,5 @@ def _manifest(work: JobContext, asked: Asked, run: JobRun, directory: Path, coun
         "kinds": {kind: {"file": f"{kind}.{asked.format}", "rows": rows} for kind, rows in counts.items()},
         "left_out": _LEFT_OUT,
     }
-    descriptor = os.open(directory / "manifest.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(said, file, indent=2, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    with private_file(directory / "manifest.json") as file:
+        file.write(json.dumps(said, indent=2, ensure_ascii=False).encode())

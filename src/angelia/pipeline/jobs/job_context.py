@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import angelia
-from angelia.audit.model import Detail, Event
+from angelia.audit.model import ARCHIVE_RUN, Detail, Event
 from angelia.pipeline.database import Database
 from angelia.pipeline.lake.commit import is_simulated
 from angelia.pipeline.runs import JobRun
@@ -102,6 +102,10 @@ class JobContext:
         event = Event(event_id=uuid.uuid4(), occurred_at=at or self.clock(), event_type=kind, detail=detail)
         about = (event.actor, event.object, json.dumps(detail), event.hash())
         database.execute(self.sql("audit")["record"], str(event.event_id), event.occurred_at, kind, *about)
+
+    def record_run(self, database: Database, run: JobRun, detail: Detail) -> None:
+        """Writes an audit event that a run has moved, removed or exported rows."""
+        self.record(database, ARCHIVE_RUN, {"run": run.run_id, "job": run.job, **detail})
 
 
 @functools.cache

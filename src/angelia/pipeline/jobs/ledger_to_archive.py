@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from angelia.errors import AngeliaError
+from pyspark.sql import functions as f
+
+from angelia.errors import AngeliaError, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
-from angelia.pipeline.lake import commit, fsync, listing, rewrite, writer
+from angelia.pipeline.lake import commit, listing, writer
 from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.listing import TableFile
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
@@ -28,7 +31,7 @@ class Move:
     crash."""
 
     table: Table
-    commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive, once
+    commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive
     purge: Callable[[JobContext, Database, JobRun], JobRun]  # removes the archived rows from the ledger; ends the run
 
 
@@ -36,9 +39,11 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
     """Finishes a run from whatever state it is in."""
     work.step("planned", run)
     if run.state is RunState.PLANNED:
-        move.commit(work, database, run)
+        # A crash may have come right after the commit.
+        if not _is_committed(work, move.table, run):
+            move.commit(work, database, run)
         work.step("written", run)
-        written = rewrite.count(work.objects, move.table, files_of(work, move.table, run))
+        written = sum(file.rows for file in files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=written)
         work.step("committed", run)
     if run.state is RunState.COMMITTED:
@@ -48,7 +53,7 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
                 f"{run.row_count:,} rows were written to {move.table.name}, and {rows:,} are there",
                 hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
             )
-        fsync.settle(work.objects, move.table, files_of(work, move.table, run))
+        commit.settle(work.objects, move.table, files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
         work.step("verified", run)
     run = move.purge(work, database, run)
@@ -62,8 +67,18 @@ def resumed_first(run: JobRun | None) -> str:
     return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
 
 
-def is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
-    """Whether a run's rows are in the archive: a crash may have come right after the commit."""
+def end_of(work: JobContext, what: str, latest: datetime, why: str) -> datetime:
+    """The time up to which rows are archived: `--to`, or the latest; raises InvalidArgument if `--to` is later, and
+    says `why` younger rows stay."""
+    if work.until is not None and work.until > latest:
+        raise InvalidArgument(
+            f"{what} are archived up to {latest:%Y-%m-%d}: younger ones {why}",
+            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
+        )
+    return work.until or latest
+
+
+def _is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
     found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
@@ -72,17 +87,13 @@ def copy(
     work: JobContext, table: Table, run: JobRun, statement: str, within: Mapping[str, tuple[datetime, datetime]]
 ) -> None:
     """Copies what a statement selects in the ledger to the archive, from one snapshot and in one commit."""
-    with ledger.one_snapshot(work.database_url) as snapshot:
-        frame = ledger.read(
-            work.spark, work.database_url, statement, table.schema, snapshot, readers=work.readers, within=within
-        )
+    with ledger.one_snapshot(work.database_url) as (_, snapshot):
+        frame = ledger.read(work, statement, table.schema, snapshot, within)
         writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 
 
 def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
     """How many rows of a run the archive has, and the sum of the hashes of their ids, both read from the files."""
-    from pyspark.sql import functions as f
-
     files = files_of(work, table, run)
     if not files:
         return 0, 0
@@ -92,6 +103,11 @@ def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
     return int(found["rows"]), int(found["total"])
 
 
-def files_of(work: JobContext, table: Table, run: JobRun) -> list[str]:
+def files_of(work: JobContext, table: Table, run: JobRun) -> list[TableFile]:
     """The files that a run wrote into a table; they are not rewritten before the run is done."""
-    return [uri for uri in archive.files(work.objects, table) if uri.rpartition("/")[2].startswith(run.run_id)]
+    return [file for file in listing.files(work.objects, table) if file.name.startswith(run.run_id)]
+
+
+def archived_ids(work: JobContext, database: Database, table: Table, run: JobRun) -> None:
+    """Puts the ids of the rows that a run archived into the temporary table `archived_ids` of the ledger."""
+    database.ingest("archived_ids", archive.ids(work.objects, table, files_of(work, table, run)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 
 from angelia.errors import Conflict
@@ -12,9 +12,8 @@ from angelia.pipeline.jobs import analytics, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import BY_FILES
 from angelia.pipeline.lake import listing, maintenance
-from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT
-from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, TABLES, Table
 from angelia.runs.model import RunState
 
 JOB = "maintain"
@@ -29,17 +28,15 @@ def maintain(work: JobContext) -> JobReport:
     report = JobReport(job=JOB)
     kept = timedelta(hours=work.options.get("kept_hours", KEPT / timedelta(hours=1)))
     report.figures |= {"compacted": {}, "removed": {}, "skipped": {}}
-    with ExitStack() as held:
-        for job in _REMOVERS:
-            held.enter_context(runs.only_one(work.database_url, job))
+    with runs.only_one(work.database_url, *_REMOVERS):
         if work.dry_run:
             _all(work, kept, report)
             report.state = "dry run"
         else:
-            begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
-            database, run = held.enter_context(begun)
-            _all(work, kept, report)
-            run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=report.rows, report=report.figures)
+            with runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB)) as (database, run):
+                _all(work, kept, report)
+                now = work.clock()
+                runs.advance(database, run, RunState.DONE, now, row_count=report.rows, report=report.figures)
             report.runs.append(run.run_id)
     report.summary = _summary(report)
     return report
@@ -70,15 +67,15 @@ def _undisturbed(url: str, table: Table) -> Iterator[None]:
 
 
 def _table(work: JobContext, table: Table, kept: timedelta, report: JobReport) -> None:
-    days = maintenance.crowded(work.objects, table)
-    files = sum(day.files for day in days)
+    crowded = maintenance.crowded(work.objects, table)
+    files = sum(map(len, crowded.values()))
     if not work.dry_run:
-        after = [maintenance.compact(work.objects, table, day.day) for day in days]
-        report.rows += sum(day.rows for day in days)
-        work.progress.advance(sum(day.rows for day in days))
-        files -= sum(day.files for day in after)
-    if days:
-        report.figures["compacted"][table.name] = {"days": len(days), "files": files}
+        files -= sum(maintenance.compact(work.objects, table, day) for day in crowded)
+        rows = sum(file.rows for day in crowded.values() for file in day)
+        report.rows += rows
+        work.progress.advance(rows)
+    if crowded:
+        report.figures["compacted"][table.name] = {"days": len(crowded), "files": files}
     gone = maintenance.vacuum(work.objects, table, kept, dry_run=work.dry_run)
     if gone:
         report.figures["removed"][table.name] = len(gone)

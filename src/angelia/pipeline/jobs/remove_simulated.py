@@ -7,46 +7,37 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from datetime import date
-from typing import TYPE_CHECKING
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
-from angelia.pipeline.lake import commit, fsync, listing, rewrite, simulated
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
-from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
+from angelia.pipeline.lake.tables import AGENTS, AUDIT, BUCKETS, DAY, DAYS, HOURS, LATENCIES, RECEIPTS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
 from angelia.runs.model import RunState
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 JOB = simulated.REMOVED
 # The other jobs that write these tables; maintain holds the locks of two of them.
 _WRITERS = (*MOVERS, analytics.JOB, erase.JOB, retention.JOB)
 _REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # the app id of commits of real rows
-_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days first: one that is missing there is counted again
+# Counts can always be computed again. The days come first: one that is missing there is counted again.
+_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)
 
 
 def remove_simulated(work: JobContext) -> JobReport:
     """Removes every simulated row of an archive of real ones; finishes a run that died first."""
     report = JobReport(job=JOB)
-    with ExitStack() as held:
-        for job in _WRITERS:
-            held.enter_context(runs.only_one(work.database_url, job))
-        database = held.enter_context(runs.only_one(work.database_url, JOB))
+    with runs.only_one(work.database_url, *_WRITERS, JOB) as database:
         _refuse_all_simulated(work)
         tables = simulated.mixed(work.objects)
         if work.dry_run:
@@ -82,35 +73,27 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     work.step("planned", run)
     if simulated.mixed(work.objects):  # if not, a crash came after the rows were removed, and the counts are new
         for table in _COUNTED:
-            _forget(work, run, table)
+            if counted := listing.files(work.objects, table):
+                _take_out(work, run, table, next_mark(work.objects, table, run), counted)
     work.step("uncounted", run)
     for table in (AUDIT, RECEIPTS):
         _remove(work, database, run, table)
         work.step(f"removed {table.name}", run)
-    changes = {table.name: rewrite.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
+    changes = {table.name: commit.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
     for table in (AUDIT, RECEIPTS, *_COUNTED):
-        rewrite.close_again(work.objects, table)
+        commit.close_again(work.objects, table)
         # Readers no longer see the rows; that must survive a power cut before the files are removed.
-        fsync.settle(work.objects, table, [])
-        rewrite.delete(work.objects, table, changes[table.name].gone)
+        commit.settle(work.objects, table, [])
+        maintenance.delete(work.objects, table, changes[table.name].gone)
     work.step("deleted", run)
     removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
     said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
     with database.transaction():
-        detail: Detail = {"run": run.run_id, "job": JOB, **removed}
-        work.record(database, ARCHIVE_RUN, detail)
+        work.record_run(database, run, removed)
         work.step("recording", run)
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)
     report.figures |= said
-
-
-def _forget(work: JobContext, run: JobRun, table: Table) -> None:
-    """Removes all that was counted, which can always be computed again."""
-    there = listing.files(work.objects, table)
-    if there:
-        mark = next_mark(work.objects, table, run)
-        _take_out(work, run, table, mark, there)
 
 
 def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> None:
@@ -119,29 +102,28 @@ def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> 
     if version is None:
         return
     mark, there = Mark(JOB, version), _files(work, database, table)
-    rewrite.open_up(work.objects, table)
+    commit.open_up(work.objects, table)
     days = _days(work, table, there)
     files = [file for file in there if file.day in days]
     if _all_simulated(work, table) or not files:
         _take_out(work, run, table, mark, files)
         return
     work.progress.stage(f"removing from {table.name}", sum(days.values()))
-    real = _rows(work, table, files).where(~simulated_ids.simulated(table))
-    uris = [file.uri for file in files]
-    rewrite.rewrite(real, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+    real = archive.read(work.spark, work.objects, table, files).where(~simulated_ids.simulated(table))
+    writer.write(real, work.objects, table, mark, run.run_id, files=files, rows=sum(days.values()))
 
 
-def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Collection[TableFile]) -> None:
+def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Sequence[TableFile]) -> None:
     rows, paths = sum(file.rows for file in files), [file.path for file in files]
     commit.replace(work.objects, table, mark, run.run_id, paths, [], rows)
 
 
-def _days(work: JobContext, table: Table, files: Collection[TableFile]) -> Counter[date]:
+def _days(work: JobContext, table: Table, files: Sequence[TableFile]) -> Counter[date]:
     """The number of simulated rows by day, for days that have some."""
     if _all_simulated(work, table):
         return sum((Counter({file.day: file.rows}) for file in files), Counter())
-    found = _rows(work, table, files).where(simulated_ids.simulated(table)).groupBy(DAY).count().collect()
-    return Counter({row[DAY]: row["count"] for row in found})
+    found = archive.read(work.spark, work.objects, table, files).where(simulated_ids.simulated(table))
+    return Counter({row[DAY]: row["count"] for row in found.groupBy(DAY).count().collect()})
 
 
 def _all_simulated(work: JobContext, table: Table) -> bool:
@@ -155,7 +137,3 @@ def _files(work: JobContext, database: Database, table: Table) -> list[TableFile
     dead = runs.open_run(database, _REAL[table.name])
     there = listing.files(work.objects, table)
     return [file for file in there if dead is None or not file.name.startswith(dead.run_id)]
-
-
-def _rows(work: JobContext, table: Table, files: Collection[TableFile]) -> DataFrame:
-    return archive.read(work.spark, work.objects, table, [file.uri for file in files])

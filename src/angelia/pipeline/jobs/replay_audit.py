@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
 
 from angelia.audit.model import Floor, entry_hash
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
-from angelia.pipeline.lake import simulated
+from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 JOB = "replay audit"
 _SHOWN = 100  # of each kind in the report
@@ -39,8 +39,7 @@ def replay_audit(work: JobContext) -> JobReport:
         runs.only_one(work.database_url, archive_receipts.JOB),
         runs.one_run(work.database_url, JOB, work.clock) as (database, run),
         # Taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
-        ledger.one_snapshot(work.database_url) as snapshot,
-        ledger.seeing(work.database_url, snapshot) as then,
+        ledger.one_snapshot(work.database_url) as (then, snapshot),
     ):
         work.progress.stage("looking for messages that are there twice")
         rows, doubles = _doubles(work, snapshot)
@@ -71,8 +70,6 @@ class Offenders:
 
 def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Offenders]]:
     """Counts by hashes alone first; only keys whose hash occurs twice are compared themselves."""
-    from pyspark.sql import functions as f
-
     rows = _receipts(work, snapshot)
     hashed = f.array(
         *(f.struct(f.lit(kind).alias("kind"), f.xxhash64(*key).alias("hash")) for kind, key in _KEYS.items())
@@ -91,8 +88,6 @@ def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[
 def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
     """Compares keys whose hash occurs twice. A receipt that a dead run left in both places is one receipt, and two keys
     may have one hash."""
-    from pyspark.sql import functions as f
-
     key = _KEYS[kind]
     groups = (
         rows.withColumn("hash", f.xxhash64(*key))
@@ -109,10 +104,8 @@ def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
 
 def _receipts(work: JobContext, snapshot: ledger.Snapshot) -> DataFrame:
     columns = ("receipt_id", "message_id", "replay_key", "sender_nhi")
-    here = ledger.read(
-        work.spark, work.database_url, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot, readers=work.readers
-    )
-    there = archive.read(work.spark, work.objects, RECEIPTS, archive.files(work.objects, RECEIPTS))
+    here = ledger.read(work, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot)
+    there = archive.read(work.spark, work.objects, RECEIPTS, listing.files(work.objects, RECEIPTS))
     return here.select(*columns).unionAll(there.select(*columns))
 
 
@@ -131,13 +124,10 @@ def _together(there: Offenders, behind: Sequence[Mapping[str, Any]]) -> Offender
 def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offenders], Floor]:
     """Finds faults of the archive: Spark inside spans of positions, the driver between them. Also returns the last
     entry."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    uris = archive.files(work.objects, AUDIT)
-    if not uris:
+    files = listing.files(work.objects, AUDIT)
+    if not files:
         return {kind: Offenders(0, []) for kind in _FAULTS}, floor
-    rows = archive.read(work.spark, work.objects, AUDIT, uris)
+    rows = archive.read(work.spark, work.objects, AUDIT, files)
     links = rows.select("position", "event_hash", "entry_hash", f.floor(f.col("position") / _SPAN).alias("span"))
     order = Window.partitionBy("span").orderBy("position")
     linked = links.withColumns(
@@ -165,8 +155,6 @@ def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offend
 
 def _edges(links: DataFrame, floor: Floor) -> tuple[Mapping[str, list[dict[str, int]]], Floor]:
     """Compares the edges of spans, from the floor on. Also returns the last entry."""
-    from pyspark.sql import functions as f
-
     ends = links.groupBy("span").agg(
         f.min_by(f.struct("position", "event_hash", "entry_hash"), "position").alias("first"),
         f.max_by(f.struct("position", "entry_hash"), "position").alias("last"),

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from angelia.audit.model import Floor
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
-from angelia.pipeline.lake import commit, listing, rewrite, simulated
-from angelia.pipeline.lake.audit_chain import archive_floor, floor_above, properties
-from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
+from angelia.pipeline.lake.audit_chain import archive_floor, properties
+from angelia.pipeline.lake.commit import CommittedChange, Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
-from angelia.pipeline.lake.rewrite import CommittedChange
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
@@ -47,7 +49,7 @@ def retention(work: JobContext) -> JobReport:
     """Removes every day whose retention has ended from every table; finishes a run that died first."""
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
-    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+    with nothing_is_half_moved(work.database_url, JOB) as database:
         run = runs.open_run(database, JOB)
         if run is not None and not work.dry_run:
             _finish(work, database, run, report)
@@ -84,16 +86,15 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
         work.progress.stage(f"removing from {due.table.name}", due.rows)
         _remove(work, run, due)
         work.step(f"removed {due.table.name}", run)
-        rewrite.close_again(work.objects, due.table)
-        change = rewrite.change(work.objects, due.table, run.run_id)
-        rewrite.delete(work.objects, due.table, change.gone)
+        commit.close_again(work.objects, due.table)
+        change = commit.change(work.objects, due.table, run.run_id)
+        maintenance.delete(work.objects, due.table, change.gone)
         if change.gone:
             tables.append(_removed(work, due.table, change))
     rows = sum(int(one["rows"]) for one in tables)
     with database.transaction():
         for one in tables:
-            detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
-            work.record(database, ARCHIVE_RUN, detail)
+            work.record_run(database, run, {"before": f"{_first(run)}", **one})
         work.step("recording", run)
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)
@@ -102,7 +103,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
 
 def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """Removes the files of a table, in one commit."""
-    if not due.files or rewrite.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
+    if not due.files or commit.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
         return
     if due.table is AUDIT:
         _remove_events(work, run, due)
@@ -115,18 +116,27 @@ def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
 def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """Removes old events. The last entry that leaves is written into the table's properties first: the chain continues
     from it."""
-    from pyspark.sql import functions as f
-
-    uris = [file.uri for file in due.files]
-    old = archive.read(work.spark, work.objects, AUDIT, uris)
+    old = archive.read(work.spark, work.objects, AUDIT, due.files)
     rest = [file.least for file in listing.files(work.objects, AUDIT) if file.day >= _first(run)]
-    floor = floor_above(old, min((one for one in rest if one is not None), default=None))
+    floor = _floor_above(old, min(rest, default=None))
     if floor is None:
         return
     late = old.where(f.col("position") > floor.position)
     leaving = due.rows - late.count()
-    rewrite.open_up(work.objects, AUDIT, properties(floor))
-    rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, uris, leaving)
+    commit.open_up(work.objects, AUDIT, properties(floor))
+    mark = next_mark(work.objects, AUDIT, run)
+    writer.write(late, work.objects, AUDIT, mark, run.run_id, files=due.files, rows=leaving)
+
+
+def _floor_above(old: DataFrame, first: int | None) -> Floor | None:
+    """The last entry of old days that comes before the first of the rest; None if there is none.
+
+    Events are sealed in the order of their commits, so around midnight an old event may come after a younger one. It
+    stays until that one goes, so that the chain has no gap."""
+    before = old if first is None else old.where(f.col("position") < first)
+    found = before.agg(f.max("position").alias("position"), f.max_by("entry_hash", "position").alias("hash"))
+    last = found.collect()[0]
+    return None if last["position"] is None else Floor(last["position"], bytes(last["hash"]).hex())
 
 
 def _removed(work: JobContext, table: Table, change: CommittedChange) -> dict[str, str | int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, date, timedelta
@@ -10,9 +11,8 @@ from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
-from angelia.pipeline.lake import archive_locations, commit, simulated, writer
+from angelia.pipeline.lake import archive_locations, commit, listing, simulated, writer
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation.capacity import Assumptions, needed
@@ -36,9 +36,8 @@ def simulate(work: JobContext) -> JobReport:
     report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
     with ExitStack() as held:
         # No job archives real rows into it meanwhile.
-        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
-        if work.options.get("audit"):
-            held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
+        archivers = [archive_receipts.JOB, *([audit.APP_ID] if work.options.get("audit") else [])]
+        held.enter_context(runs.only_one(work.database_url, *archivers))
         _refuse_real(work)
         if work.dry_run:
             many, span = sum(rows.values()), f"from {report.figures['from']} to {report.figures['to']}"
@@ -52,7 +51,7 @@ def simulate(work: JobContext) -> JobReport:
             work.progress.advance(sum(rows[day] for day in piece))
         if work.options.get("audit"):
             report.figures["events"] = _write_audit(work, run, days)
-        written, total = size(work.objects, RECEIPTS), sum(rows.values())
+        written, total = listing.size(work.objects, RECEIPTS), sum(rows.values())
         report.figures["capacity"] = needed(assumed, written.bytes / written.rows)
         report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=total, report=report.figures))
     events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
@@ -84,8 +83,8 @@ def _months_before(day: date, months: int) -> date:
     if not 1 <= months <= 1200:
         raise InvalidArgument(f"{months} months cannot be simulated", hint="angelia pipeline run simulate --months 3")
     year, month = divmod(day.year * 12 + day.month - 1 - months, 12)
-    after = date(year + (month + 1) // 12, (month + 1) % 12 + 1, 1)
-    return min(date(year, month + 1, 1) + timedelta(days=day.day - 1), after - timedelta(days=1))
+    _, length = monthrange(year, month + 1)
+    return date(year, month + 1, min(day.day, length))
 
 
 def _refuse_real(work: JobContext) -> None:
@@ -96,7 +95,7 @@ def _refuse_real(work: JobContext) -> None:
         raise Conflict(f"the archive at {root} is the server's own", hint=hint)
     if not work.simulated and not simulated.is_empty(work.objects):
         raise Conflict(f"the archive at {root} is not a simulated one, and its rows may be real", hint=hint)
-    if work.options.get("audit") and size(work.objects, AUDIT).rows:
+    if work.options.get("audit") and listing.size(work.objects, AUDIT).rows:
         raise Conflict(f"the archive at {root} holds an audit chain already", hint=_ELSEWHERE)
 
 
@@ -111,7 +110,7 @@ def _write(work: JobContext, run: JobRun, fleet: Fleet, days: Sequence[date]) ->
 def _write_audit(work: JobContext, run: JobRun, days: Sequence[date]) -> int:
     """Writes the audit chain, in one task, since each entry depends on the one before it; returns its length."""
     work.progress.stage("chaining the audit")
-    uris = archive.files(work.objects, RECEIPTS, (days[0], days[-1] + timedelta(days=1)))
-    frame = chained(archive.read(work.spark, work.objects, RECEIPTS, uris))
+    files = listing.files(work.objects, RECEIPTS, (days[0], days[-1] + timedelta(days=1)))
+    frame = chained(archive.read(work.spark, work.objects, RECEIPTS, files))
     writer.write(frame, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id)
-    return size(work.objects, AUDIT).rows
+    return listing.size(work.objects, AUDIT).rows

@@ -5,22 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
+from pyspark.sql.streaming.query import StreamingQuery
 
 from angelia.errors import AngeliaError, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.archive_audit import JOB, go_on, schema, trim
+from angelia.pipeline.jobs.archive_audit import JOB, go_on, trim
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
 from angelia.pipeline.spark_errors import raised_by_us, telling
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _ROWS = 50_000
 _TRIGGER = "30 seconds"
@@ -73,7 +70,7 @@ def _started(work: JobContext, run: JobRun) -> StreamingQuery:
     rows = str(work.options.get("rows", _ROWS))
     checkpoint = work.options.get("checkpoint") or work.settings.data_dir / "checkpoints" / "audit"
     work.spark.dataSource.register(audit.AuditSource)
-    frame = work.spark.readStream.format(audit.NAME).schema(schema()).options(**given, rows=rows).load()
+    frame = work.spark.readStream.format(audit.NAME).options(**given, rows=rows).load()
     return (
         frame.writeStream.format(audit.NAME)
         .options(**given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from angelia.errors import Conflict
 from angelia.pipeline import runs
+from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts, archive_sessions
 from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.sources import audit
@@ -17,16 +18,14 @@ BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions
 
 
 @contextmanager
-def nothing_is_half_moved(url: str) -> Iterator[None]:
-    """No row moves from the ledger to the archive in this block, and every row is in one of the two. Raises Conflict if
-    a run died half way: its own job finishes it."""
-    with ExitStack() as stack:
-        for job in MOVERS:
-            database = stack.enter_context(runs.only_one(url, job))
-            dead = runs.open_run(database, job) if job in BY_FILES.values() else None
-            if dead is not None:
+def nothing_is_half_moved(url: str, job: str) -> Iterator[Database]:
+    """A connection that holds the lock of a job. No row moves from the ledger to the archive in this block, and every
+    row is in one of the two. Raises Conflict if a run died half way: its own job finishes it."""
+    with runs.only_one(url, *MOVERS, job) as database:
+        for mover in BY_FILES.values():
+            if (dead := runs.open_run(database, mover)) is not None:
                 raise Conflict(
-                    f"run {dead.run_id[:8]} of {job} died half way, and its rows are in both places",
-                    hint=f"angelia pipeline run {job}",
+                    f"run {dead.run_id[:8]} of {mover} died half way, and its rows are in both places",
+                    hint=f"angelia pipeline run {mover}",
                 )
-        yield
+        yield database

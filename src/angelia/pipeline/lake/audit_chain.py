@@ -7,17 +7,13 @@ verifies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from angelia.audit.model import Floor
-from angelia.pipeline.lake.listing import find
+from angelia.pipeline.lake.listing import TableFile, files, find
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _POSITION, _HASH = "angelia.chain.position", "angelia.chain.entryHash"  # properties of the table
 
@@ -34,36 +30,16 @@ def properties(raised: Floor) -> Mapping[str, str]:
     return {_POSITION: str(raised.position), _HASH: raised.entry_hash}
 
 
-def floor_above(old: DataFrame, first: int | None) -> Floor | None:
-    """The last entry of old days that comes before the first of the rest; None if there is none.
-
-    Events are sealed in the order of their commits, so around midnight an old event may come after a younger one. It
-    stays until that one goes, so that the chain has no gap."""
-    from pyspark.sql import functions as f
-
-    before = old if first is None else old.where(f.col("position") < first)
-    last = before.agg(f.max("position").alias("position"), f.max_by("entry_hash", "position").alias("hash")).collect()[
-        0
-    ]
-    return None if last["position"] is None else Floor(last["position"], bytes(last["hash"]).hex())
-
-
 def entry_hash(objects: Objects, position: int) -> str | None:
     """The hash of the entry at a position; None if the archive does not have it."""
-    for uri in files_within(objects, position - 1, position):
-        with objects.filesystem().open_input_file(objects.path(uri)) as opened:
+    for file in files_within(objects, position - 1, position):
+        with objects.filesystem().open_input_file(objects.path(file.uri)) as opened:
             rows = pq.read_table(opened, columns=["position", "entry_hash"], filters=[("position", "=", position)])
         if rows.num_rows:
             return bytes(rows["entry_hash"][0].as_py()).hex()
     return None
 
 
-def files_within(objects: Objects, after: int, last: int) -> list[str]:
+def files_within(objects: Objects, after: int, last: int) -> list[TableFile]:
     """The files that have entries after one position, up to another."""
-    table = find(objects, AUDIT)
-    if table is None:
-        return []
-    found = table.get_add_actions(flatten=True)
-    held = zip(*(found.column(name).to_pylist() for name in ("path", "min.position", "max.position")), strict=True)
-    root = objects.table(AUDIT.name)
-    return [f"{root}/{path}" for path, least, most in held if most > after and least <= last]
+    return [file for file in files(objects, AUDIT) if file.most > after and file.least <= last]

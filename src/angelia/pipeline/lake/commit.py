@@ -1,11 +1,16 @@
-"""Commits to Delta tables, by delta-rs: tables are made when first needed, and each write is one commit with a mark."""
+"""Commits to Delta tables, by delta-rs: tables are made when first needed, and each write is one commit with a mark, by
+which a run that resumes after a crash knows what it did."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -13,13 +18,13 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from angelia.errors import Conflict
+from angelia.pipeline.lake.listing import TableFile, find
 from angelia.pipeline.lake.listing import files as files_of
-from angelia.pipeline.lake.listing import find
-from angelia.pipeline.lake.table import SIMULATED_PROPERTY
-from angelia.pipeline.lake.tables import DAY, RECEIPTS, Table
+from angelia.pipeline.lake.tables import DAY, RECEIPTS, SIMULATED_PROPERTY, Table
 from angelia.stores.objects import Objects
 
-RUN, ROWS = "angelia.run", "angelia.rows"  # metadata of a commit, for the run that resumes after a crash
+_RUN, _ROWS = "angelia.run", "angelia.rows"  # metadata of a commit, for the run that resumes after a crash
+_APPEND_ONLY = "delta.appendOnly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
     found = find(objects, table)
     if found is None:
         made = as_in(objects, table)
-        DeltaTable.create(
+        found = DeltaTable.create(
             objects.table(table.name),
             Schema.from_arrow(made.schema),
             mode="ignore",  # of two processes that make it, one does
@@ -46,15 +51,12 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
             storage_options=dict(objects.options),
             raise_if_key_not_exists=False,  # a property of ours, unknown to Delta
         )
-        found = find(objects, table)
-        assert found is not None
     have = set(pa.schema(found.schema().to_arrow()).names)
     new = [field for field in table.schema if field.name not in have]
     if new:
         added = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in new]))
         found.alter.add_columns(added.fields)
-        found = find(objects, table)
-        assert found is not None
+        found.update_incremental()
     return found
 
 
@@ -142,9 +144,81 @@ def replace(
             present.schema(),
             partition_by=[DAY],
             commit_properties=CommitProperties(
-                custom_metadata={RUN: run, ROWS: rows}, app_transactions=[Transaction(mark.app_id, mark.version)]
+                custom_metadata={_RUN: run, _ROWS: rows}, app_transactions=[Transaction(mark.app_id, mark.version)]
             ),
         )
     except CommitFailedError as error:
         raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedChange:
+    """What a run changed in a table: how many rows it was about, and the files that it removed."""
+
+    rows: int
+    gone: list[str]
+
+
+def change(objects: Objects, table: Table, run: str) -> CommittedChange:
+    """What a run changed in a table in its one commit, by the log, so that it is known after a crash."""
+    found = find(objects, table)
+    said = [] if found is None else [one for one in found.history() if one.get(_RUN) == run]
+    if not said:
+        return CommittedChange(0, [])
+    done = actions(objects, table, said[0]["version"])
+    return CommittedChange(int(said[0][_ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
+
+
+def is_done_by(objects: Objects, table: Table, mark: Mark, run: str) -> bool:
+    """Whether a run has made its commit. The version alone does not tell: an archive may have seen more runs than a
+    ledger that is new or was restored."""
+    found = find(objects, table)
+    return found is not None and is_done(found, mark) and bool(change(objects, table, run).gone)
+
+
+def actions(objects: Objects, table: Table, version: int) -> list[dict[str, Any]]:
+    """The actions of one commit, from the log."""
+    path = objects.path(f"{objects.table(table.name)}/_delta_log/{version:020}.json")
+    with objects.filesystem().open_input_stream(path) as opened:
+        return [json.loads(line) for line in opened.read().splitlines()]
+
+
+def open_up(objects: Objects, table: Table, said: Mapping[str, str] | None = None) -> None:
+    """Allows the removal of rows also in an append-only table. The properties in `said` are written first, and stay."""
+    lifted = {_APPEND_ONLY: "false"} if _APPEND_ONLY in table.configuration else {}
+    _set(objects, table, {**(said or {}), **lifted})
+
+
+def close_again(objects: Objects, table: Table) -> None:
+    """Restores the table's own properties; idempotent, so it is called after a crash as well."""
+    _set(objects, table, table.configuration)
+
+
+def _set(objects: Objects, table: Table, properties: Mapping[str, str]) -> None:
+    found = find(objects, table)
+    if found is not None and properties.items() - found.metadata().configuration.items():
+        found.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+
+def settle(objects: Objects, table: Table, files: Sequence[TableFile]) -> None:
+    """Makes commits survive a power cut, before rows are removed elsewhere: syncs files of a table, its log and their
+    directories to disk. An object store is durable when it answers."""
+    if objects.remote:
+        return
+    log = Path(objects.table(table.name), "_delta_log")
+    paths = [Path(file.uri) for file in files]
+    if log.is_dir():
+        paths += [path for path in log.iterdir() if path.is_file()]
+    directories = {path.parent for path in paths}
+    for path in [*paths, *sorted(directories | {log.parent, log.parent.parent})]:
+        if path.exists():
+            _sync(path)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from angelia.pipeline.lake import commit
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.table import Table
+from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import JobRun
 from angelia.stores.objects import Objects
 

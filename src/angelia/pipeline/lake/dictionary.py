@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from angelia.pipeline.lake.analytics_tables import ANALYTICS
-from angelia.pipeline.lake.table import SIMULATED, SIMULATED_PROPERTY
-from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
+from angelia.pipeline.lake import tables
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
 
 _TYPES = {
     pa.string(): "string",
@@ -79,8 +78,8 @@ def page(table: Table) -> str:
 def index() -> str:
     rows = [f"| [{table.name}]({table.name}.md) | {table.about} |" for table in TABLES.values()]
     marked = (
-        f"In a simulated archive every table has one column more, `{SIMULATED}`, which is true in every row, and the "
-        f"property `{SIMULATED_PROPERTY}`."
+        f"In a simulated archive every table has one column more, `{tables.SIMULATED}`, which is true in every row, "
+        f"and the property `{tables.SIMULATED_PROPERTY}`."
     )
     made = "Made from the code by `python -m angelia.pipeline.lake.dictionary docs/tables`."
     head = f"# Tables of the archive\n\n{made}\n\n{marked}\n"
@@ -100,10 +99,6 @@ def _row(field: pa.Field, about: str) -> str:
 def _type(type: pa.DataType) -> str:
     if pa.types.is_list(type):
         return f"list of {_type(type.value_type)}"
-    if pa.types.is_struct(type):
-        return ", ".join(f"{one.name}: {_type(one.type)}" for one in type.fields)
-    if pa.types.is_map(type):
-        return f"map of {_type(type.key_type)} to {_type(type.item_type)}"
     return _TYPES[type]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from angelia.pipeline.lake.table import DAY, Table
+from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
 
@@ -22,7 +22,8 @@ class TableFile:
     day: date
     rows: int
     size: int
-    least: int | None  # the smallest value of the table's `ordered` column, if it has one
+    least: int  # the smallest and the largest value of the table's `ordered` column; 0 if it has none
+    most: int
 
     @property
     def name(self) -> str:
@@ -46,23 +47,28 @@ def find(objects: Objects, table: Table) -> DeltaTable | None:
         return None
 
 
-def files(objects: Objects, table: Table) -> list[TableFile]:
-    """The files of the present version; none before the first write."""
+def files(objects: Objects, table: Table, days: tuple[date, date] | None = None) -> list[TableFile]:
+    """The files of the present version, of the days from the first up to, but not including, the last; none before the
+    first write.
+
+    Their URIs are built here, because delta-rs escapes blanks."""
     found = find(objects, table)
     if found is None:
         return []
     root = objects.table(table.name)
-    return [
+    listed = (
         TableFile(
             path=one["path"],
             uri=f"{root}/{one['path']}",
             day=one["partition"][DAY],
             rows=one["num_records"],
             size=one["size_bytes"],
-            least=(one.get("min") or {}).get(table.ordered),
+            least=(one.get("min") or {}).get(table.ordered, 0),
+            most=(one.get("max") or {}).get(table.ordered, 0),
         )
         for one in pa.table(found.get_add_actions()).to_pylist()
-    ]
+    )
+    return [file for file in listed if days is None or days[0] <= file.day < days[1]]
 
 
 def size(objects: Objects, table: Table) -> TableSize:

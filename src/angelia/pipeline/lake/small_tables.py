@@ -13,7 +13,7 @@ from pyarrow.acero import AggregateNodeOptions, Declaration, FilterNodeOptions, 
 
 from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.table import DAY, Table
+from angelia.pipeline.lake.tables import DAY, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.runs import JobRun
 from angelia.stores.objects import Objects

@@ -1,42 +1,113 @@
-"""The tables of the archive. `dictionary` makes docs/tables from them."""
+"""The tables of the archive: their documented columns, in partitions by the day of the data. `dictionary` makes
+docs/tables from them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
 import pyarrow as pa
 
-from angelia.pipeline.lake.analytics_tables import ANALYTICS
-from angelia.pipeline.lake.table import DAY as DAY
-from angelia.pipeline.lake.table import TIME as _TIME
-from angelia.pipeline.lake.table import Table as Table
-from angelia.pipeline.lake.table import always as _always
-from angelia.pipeline.lake.table import column as _column
+DAY = "day"
+_TIME = pa.timestamp("us", tz="UTC")
+_COUNT = pa.int64()
+SIMULATED = "simulated"  # the column that every row of a simulated archive has
+SIMULATED_PROPERTY = "angelia.simulated"  # and the property of its tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveColumn:
+    """A column and its meaning."""
+
+    name: str
+    type: pa.DataType
+    about: str
+    nullable: bool = True
+    unique: bool = False  # values hardly repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of the archive, in partitions by the day of its data."""
+
+    name: str
+    about: str
+    id: str
+    columns: tuple[ArchiveColumn, ...]
+    ordered: str | None = None  # a column whose smallest and largest value in each file the log keeps
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema with the day, which is in the paths of the files and not in the files."""
+        fields = [pa.field(one.name, one.type, one.nullable) for one in self.columns]
+        return pa.schema([*fields, pa.field(DAY, pa.date32(), False)])
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        return self.schema.remove(self.schema.get_field_index(DAY))
+
+    @property
+    def simulated(self) -> bool:
+        return SIMULATED_PROPERTY in self.configuration
+
+    def marked(self) -> Table:
+        """The table as a simulated archive has it: marked in its properties, its description and every row."""
+        return replace(
+            self,
+            about=f"Simulated, none of this happened. {self.about}",
+            columns=(*self.columns, always(SIMULATED, pa.bool_(), "true: this never happened")),
+            configuration={**self.configuration, SIMULATED_PROPERTY: "true"},
+        )
+
+    @property
+    def repeating(self) -> list[str]:
+        """Text columns that are worth a dictionary."""
+        return [one.name for one in self.columns if one.type == pa.string() and not one.unique]
+
+    @property
+    def counting(self) -> list[str]:
+        """Columns of numbers and times, which are stored as differences: half the bytes and the work of a
+        dictionary."""
+        return [one.name for one in self.columns if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
+
+
+def column(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> ArchiveColumn:
+    """A column that may be empty."""
+    return ArchiveColumn(name=name, type=type, about=about, unique=unique)
+
+
+def always(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> ArchiveColumn:
+    """A column that every row has."""
+    return ArchiveColumn(name=name, type=type, about=about, nullable=False, unique=unique)
+
 
 RECEIPTS = Table(
     name="delivery_receipts",
     about="What became of each message: one row a message, after it left the ledger.",
     id="receipt_id",
     columns=(
-        _always("receipt_id", pa.string(), "the receipt's own id, a UUID", unique=True),
-        _always("message_id", pa.string(), "the id that the sender gave the message, a UUID", unique=True),
-        _always("replay_key", pa.string(), "SHA-256 of the envelope, in hex", unique=True),
-        _always("sender_nhi", pa.string(), "handle of the sender"),
-        _always("recipient_nhi", pa.string(), "handle of the recipient"),
-        _column("channel_id", pa.string(), "the channel that the message is about, a UUID"),
-        _always("priority", pa.int16(), "0 low, 1 normal, 2 high, 3 critical"),
-        _always("wire_bytes", pa.int32(), "size of the envelope"),
-        _always("status", pa.string(), "pending, delivered, expired or failed"),
-        _always("attested_by", pa.string(), "whose word the status is: relay or recipient"),
-        _always("delivery_attempts", pa.int32(), "how often it was handed out"),
-        _column("last_attempt_at", _TIME, "when it was handed out last"),
-        _always("sent_at", _TIME, "when the sender made it; its day is the partition"),
-        _always("accepted_at", _TIME, "when the relay took it"),
-        _always("expires_at", _TIME, "when it would have expired"),
-        _column("delivered_at", _TIME, "when the recipient was first handed it"),
-        _column("acknowledged_at", _TIME, "when the recipient said that it has it"),
-        _column("read_at", _TIME, "when the recipient said that it was read"),
-        _column("failure_reason", pa.string(), "why it failed"),
-        _column("receipt_wire", pa.binary(), "the recipient's signed receipt"),
-        _always("bucket", pa.int16(), "0 to 255, by hash of the recipient"),
+        always("receipt_id", pa.string(), "the receipt's own id, a UUID", unique=True),
+        always("message_id", pa.string(), "the id that the sender gave the message, a UUID", unique=True),
+        always("replay_key", pa.string(), "SHA-256 of the envelope, in hex", unique=True),
+        always("sender_nhi", pa.string(), "handle of the sender"),
+        always("recipient_nhi", pa.string(), "handle of the recipient"),
+        column("channel_id", pa.string(), "the channel that the message is about, a UUID"),
+        always("priority", pa.int16(), "0 low, 1 normal, 2 high, 3 critical"),
+        always("wire_bytes", pa.int32(), "size of the envelope"),
+        always("status", pa.string(), "pending, delivered, expired or failed"),
+        always("attested_by", pa.string(), "whose word the status is: relay or recipient"),
+        always("delivery_attempts", pa.int32(), "how often it was handed out"),
+        column("last_attempt_at", _TIME, "when it was handed out last"),
+        always("sent_at", _TIME, "when the sender made it; its day is the partition"),
+        always("accepted_at", _TIME, "when the relay took it"),
+        always("expires_at", _TIME, "when it would have expired"),
+        column("delivered_at", _TIME, "when the recipient was first handed it"),
+        column("acknowledged_at", _TIME, "when the recipient said that it has it"),
+        column("read_at", _TIME, "when the recipient said that it was read"),
+        column("failure_reason", pa.string(), "why it failed"),
+        column("receipt_wire", pa.binary(), "the recipient's signed receipt"),
+        always("bucket", pa.int16(), "0 to 255, by hash of the recipient"),
     ),
 )
 
@@ -46,18 +117,18 @@ AUDIT = Table(
     id="event_id",
     ordered="position",
     columns=(
-        _always("position", pa.int64(), "place in the chain, from 1 without a gap"),
-        _always("event_id", pa.string(), "the event's own id, a UUID", unique=True),
-        _always("occurred_at", _TIME, "when it happened; its day is the partition"),
-        _always("event_type", pa.string(), "what happened"),
-        _column("actor_nhi", pa.string(), "handle of whoever did it"),
-        _column("object_nhi", pa.string(), "handle of whom or what it was done to"),
-        _column("message_id", pa.string(), "the message that it is about, a UUID", unique=True),
-        _column("replay_key", pa.string(), "SHA-256 of the message's envelope, in hex", unique=True),
-        _column("detail", pa.string(), "more about it, as JSON", unique=True),
-        _always("event_hash", pa.binary(), "SHA-256 of the event"),
-        _always("entry_hash", pa.binary(), "SHA-256 over the entry before, the position and the event's hash"),
-        _column("redacted_at", _TIME, "when personal columns were emptied on a legal request"),
+        always("position", pa.int64(), "place in the chain, from 1 without a gap"),
+        always("event_id", pa.string(), "the event's own id, a UUID", unique=True),
+        always("occurred_at", _TIME, "when it happened; its day is the partition"),
+        always("event_type", pa.string(), "what happened"),
+        column("actor_nhi", pa.string(), "handle of the actor"),
+        column("object_nhi", pa.string(), "handle of whom or what it was done to"),
+        column("message_id", pa.string(), "the message that it is about, a UUID", unique=True),
+        column("replay_key", pa.string(), "SHA-256 of the message's envelope, in hex", unique=True),
+        column("detail", pa.string(), "more about it, as JSON", unique=True),
+        always("event_hash", pa.binary(), "SHA-256 of the event"),
+        always("entry_hash", pa.binary(), "SHA-256 over the entry before, the position and the event's hash"),
+        column("redacted_at", _TIME, "when personal columns were emptied on a legal request"),
     ),
     configuration={"delta.appendOnly": "true"},
 )
@@ -68,21 +139,135 @@ SESSIONS = Table(
     "neither the state nor the list of keys in grace, which had all run out.",
     id="session_id",
     columns=(
-        _always("session_id", pa.string(), "the schedule's own id, a UUID", unique=True),
-        _always("agent_a_nhi", pa.string(), "handle of the one of the two that comes first"),
-        _always("agent_b_nhi", pa.string(), "handle of the other"),
-        _always("current_key_id", pa.string(), "the key that the pair used last, a UUID"),
-        _always("current_key_version", pa.int32(), "how many keys it has had"),
-        _always("rotation_policy", pa.string(), "hourly, daily, weekly or on_demand"),
-        _column("rotation_interval_secs", pa.int32(), "seconds between rotations; none on demand"),
-        _always("last_rotated_at", _TIME, "when a new key was last reported"),
-        _column("next_rotation_at", _TIME, "when the next one would have been announced"),
-        _column("due_since", _TIME, "since when an announced rotation was not answered"),
-        _always("last_used_at", _TIME, "when either of the two last changed or used it; its day is the partition"),
-        _always("created_at", _TIME, "when it was made"),
-        _always("updated_at", _TIME, "when it last changed"),
-        _always("bucket", pa.int16(), "0 to 255, by hash of the first agent"),
+        always("session_id", pa.string(), "the schedule's own id, a UUID", unique=True),
+        always("agent_a_nhi", pa.string(), "handle of the one of the two that comes first"),
+        always("agent_b_nhi", pa.string(), "handle of the other"),
+        always("current_key_id", pa.string(), "the key that the pair used last, a UUID"),
+        always("current_key_version", pa.int32(), "how many keys it has had"),
+        always("rotation_policy", pa.string(), "hourly, daily, weekly or on_demand"),
+        column("rotation_interval_secs", pa.int32(), "seconds between rotations; none on demand"),
+        always("last_rotated_at", _TIME, "when a new key was last reported"),
+        column("next_rotation_at", _TIME, "when the next one would have been announced"),
+        column("due_since", _TIME, "since when an announced rotation was not answered"),
+        always("last_used_at", _TIME, "when either of the two last changed or used it; its day is the partition"),
+        always("created_at", _TIME, "when it was made"),
+        always("updated_at", _TIME, "when it last changed"),
+        always("bucket", pa.int16(), "0 to 255, by hash of the first agent"),
     ),
 )
 
+HOURS = Table(
+    name="receipt_hours",
+    about="Receipts by the hour that they were sent in and by priority.",
+    id="hour",
+    columns=(
+        always("hour", pa.int16(), "hour of the day, UTC"),
+        always("priority", pa.int16(), "0 low, 1 normal, 2 high, 3 critical"),
+        always("sent", _COUNT, "messages"),
+        always("delivered", _COUNT, "of these, delivered"),
+        always("expired", _COUNT, "of these, expired"),
+        always("failed", _COUNT, "of these, failed"),
+        always("pending", _COUNT, "of these, neither yet"),
+        always("attempts", _COUNT, "how often they were handed out, together"),
+        always("wire_bytes", _COUNT, "size of their envelopes, together"),
+    ),
+)
+
+LATENCIES = Table(
+    name="receipt_latencies",
+    about="How long delivered messages took, from accepted to delivered, by day and priority.",
+    id="priority",
+    columns=(
+        always("priority", pa.int16(), "0 low, 1 normal, 2 high, 3 critical"),
+        always("p50_ms", pa.float64(), "half of them came within so many milliseconds; at most 0.5 % off"),
+        always("p95_ms", pa.float64(), "95 % of them did"),
+        always("p99_ms", pa.float64(), "99 % of them did"),
+        always("buckets", pa.list_(pa.int16()), "bucket b is 1.01^b up to 1.01^(b+1) microseconds"),
+        always("counts", pa.list_(pa.int64()), "messages of each of these buckets"),
+    ),
+)
+
+AGENTS = Table(
+    name="receipt_agents",
+    about="What each agent sent and received on a day.",
+    id="agent",
+    columns=(
+        always("agent", pa.string(), "handle"),
+        always("sent", _COUNT, "messages that it sent"),
+        always("sent_bytes", _COUNT, "size of these"),
+        always("delivered", _COUNT, "of these, delivered"),
+        always("expired", _COUNT, "of these, expired"),
+        always("failed", _COUNT, "of these, failed"),
+        always("received", _COUNT, "messages that were sent to it, whatever became of them"),
+        always("received_bytes", _COUNT, "size of these"),
+    ),
+)
+
+BUCKETS = Table(
+    name="receipt_buckets",
+    about="How the load of a day spread over the 256 buckets.",
+    id="bucket",
+    columns=(
+        always("bucket", pa.int16(), "0 to 255, by hash of the recipient"),
+        always("receipts", _COUNT, "messages"),
+        always("wire_bytes", _COUNT, "size of these"),
+    ),
+)
+
+DAYS = Table(
+    name="analytics_days",
+    about="What analytics computed of each day, and from what: a day is computed again when its fingerprint changes.",
+    id="fingerprint",
+    columns=(
+        always("fingerprint", pa.string(), "SHA-256 over what the day was computed from"),
+        always("computed_at", _TIME, "when it was computed"),
+        always("receipts", _COUNT, "messages of the day"),
+        always("senders", _COUNT, "different agents that sent"),
+        always("recipients", _COUNT, "different agents that were sent to"),
+        column("bucket_peak", pa.float64(), "messages of the fullest bucket, divided by the mean of all 256"),
+        column("bucket_gini", pa.float64(), "0 when all buckets are equally full, near 1 when one has everything"),
+    ),
+)
+
+KEY_DAYS = Table(
+    name="key_days",
+    about="Rotations of keys, by day, reason and type.",
+    id="reason",
+    columns=(
+        always("reason", pa.string(), "scheduled, on_demand, emergency or revoked"),
+        always("key_type", pa.string(), "ml_kem_768, ed25519, ml_dsa_65, x25519 or xwing"),
+        always("rotations", _COUNT, "keys that were replaced or revoked"),
+        always("agents", _COUNT, "different agents whose keys these were"),
+    ),
+)
+
+KEY_GRACE = Table(
+    name="key_grace",
+    about="Keys in their grace period, each time that it was measured.",
+    id="key_type",
+    columns=(
+        always("measured_at", _TIME, "when it was measured; its day is the partition"),
+        always("key_type", pa.string(), "type of the keys"),
+        always("keys", _COUNT, "keys in their grace period"),
+        always("oldest_seconds", _COUNT, "how long the oldest has been in it"),
+        always("mean_seconds", _COUNT, "how long they have been in it, in the mean"),
+    ),
+)
+
+STORAGE = Table(
+    name="storage",
+    about="How large each store is, each time that it was measured.",
+    id="name",
+    columns=(
+        always("measured_at", _TIME, "when it was measured; its day is the partition"),
+        always("tier", pa.string(), "hot, ledger or archive"),
+        always("name", pa.string(), "the table; of the hot tier, its memory"),
+        column("row_count", _COUNT, "rows; of the ledger as its planner estimates them"),
+        column("files", _COUNT, "files that count"),
+        always("bytes", _COUNT, "size, with indexes"),
+    ),
+)
+
+# The tables that analytics writes; they can always be computed again.
+ANALYTICS = (HOURS, LATENCIES, AGENTS, BUCKETS, DAYS, KEY_DAYS, KEY_GRACE, STORAGE)
 TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, *ANALYTICS)}

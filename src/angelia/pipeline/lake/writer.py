@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from angelia.errors import Conflict
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
-from angelia.pipeline.lake.table import SIMULATED
-from angelia.pipeline.lake.tables import DAY, TABLES, Table
+from angelia.pipeline.lake.listing import TableFile
+from angelia.pipeline.lake.tables import DAY, SIMULATED, TABLES, Table
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 NAME = "angelia_lake"
 _FILE_ROWS = 2_000_000
@@ -40,6 +39,19 @@ class Written(WriterCommitMessage):
     files: list[AddAction]
 
 
+@dataclass(frozen=True, slots=True)
+class LakeWrite:
+    """What `write` asks of `LakeWriter`."""
+
+    table: str
+    simulated: bool
+    mark: Mark
+    run: str
+    days: tuple[date, date] | None  # to be replaced
+    gone: list[str] | None  # paths of files to be replaced
+    rows: int
+
+
 def write(
     frame: DataFrame,
     objects: Objects,
@@ -48,34 +60,25 @@ def write(
     run: str,
     *,
     replacing: tuple[date, date] | None = None,
+    files: Sequence[TableFile] | None = None,
+    rows: int = 0,
 ) -> None:
-    """Appends a frame to a table in one commit, or replaces the days from the first up to, but not including, the
-    second. Idempotent for a mark."""
-    days = json.dumps(replacing and [f"{day}" for day in replacing])
-    save(frame, {**options(objects, table, mark, run), "replacing": days})
-
-
-def save(frame: DataFrame, options: Mapping[str, str]) -> None:
-    """Writes a frame by `LakeWriter`, which is given the options."""
+    """Appends a frame to a table in one commit; idempotent for a mark. With `replacing`, it replaces the days from the
+    first up to, but not including, the second; with `files`, it replaces these, and `rows` is how many rows the change
+    is about."""
+    gone = None if files is None else [file.path for file in files]
+    asked = LakeWrite(table.name, is_simulated(objects), mark, run, days=replacing, gone=gone, rows=rows)
+    options = {
+        "root": objects.root,
+        "secret": hidden(objects.options),  # so named, Spark does not show it
+        "asked": msgspec.json.encode(asked).decode(),
+    }
     frame.sparkSession.dataSource.register(LakeSink)
     frame.write.format(NAME).mode("append").options(**options).save()
 
 
-def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, str]:
-    """The options of every writer: the archive, and the mark and the run of the commit."""
-    return {
-        "root": objects.root,
-        "secret": hidden(objects.options),  # so named, Spark does not show it
-        "table": table.name,
-        "app_id": mark.app_id,
-        "version": str(mark.version),
-        "run": run,
-        "simulated": json.dumps(is_simulated(objects)),
-    }
-
-
 class LakeSink(DataSource):
-    """The data source that `save` registers."""
+    """The data source that `write` registers."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,34 +88,38 @@ class LakeSink(DataSource):
         return LakeWriter(self.options)
 
 
+def write_task(objects: Objects, table: Table, run: str, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Writes the rows of a task of Spark's; the names of the files begin with the run's id."""
+    context = TaskContext.get()
+    assert context is not None
+    with Files(objects, table, f"{run}-{context.partitionId()}-{context.taskAttemptId()}") as files:
+        for batch in batches:
+            files.add(batch)
+    return Written(files.written)
+
+
+def added(messages: Sequence[WriterCommitMessage | None]) -> list[AddAction]:
+    """The files of all tasks, from what `write_task` returned."""
+    return [file for message in messages if isinstance(message, Written) for file in message.files]
+
+
 class LakeWriter(DataSourceArrowWriter):
     """`write` runs in the tasks, `commit` once on the driver."""
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
-        table = TABLES[options["table"]]
-        self._table = table.marked() if json.loads(options["simulated"]) else table
-        self._mark = Mark(options["app_id"], int(options["version"]))
-        self._run = options["run"]
-        days = json.loads(options.get("replacing", "null"))
-        self._replacing = days and (date.fromisoformat(days[0]), date.fromisoformat(days[1]))
-        self._gone = json.loads(options.get("gone", "null"))
-        self._rows = int(options.get("rows", 0))
+        self._asked = msgspec.json.decode(options["asked"], type=LakeWrite)
+        table = TABLES[self._asked.table]
+        self._table = table.marked() if self._asked.simulated else table
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        context = TaskContext.get()
-        assert context is not None
-        task = f"{self._run}-{context.partitionId()}-{context.taskAttemptId()}"
-        with Files(self._objects, self._table, task) as files:
-            for batch in iterator:
-                files.add(batch)
-        return Written(files.written)
+        return write_task(self._objects, self._table, self._asked.run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = [file for message in messages if isinstance(message, Written) for file in message.files]
-        if self._gone is None:
-            commit(self._objects, self._table, files, self._mark, replacing=self._replacing)
-        elif not replace(self._objects, self._table, self._mark, self._run, self._gone, files, self._rows):
+        asked, files = self._asked, added(messages)
+        if asked.gone is None:
+            commit(self._objects, self._table, files, asked.mark, replacing=asked.days)
+        elif not replace(self._objects, self._table, asked.mark, asked.run, asked.gone, files, asked.rows):
             raise Conflict(f"somebody else has written {self._table.name} meanwhile", hint="run it again")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -175,8 +182,7 @@ class _File:
             column_encoding=dict.fromkeys(table.counting, "DELTA_BINARY_PACKED"),
         )
         self._ordered = table.ordered
-        self._least: list[int] = []
-        self._most: list[int] = []
+        self._bounds: list[int] = []  # the least and the most of each batch
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self.rows = 0
@@ -185,9 +191,7 @@ class _File:
         self._pending.append(rows)
         self._pending_rows += rows.num_rows
         if self._ordered is not None:
-            bounds = pc.min_max(rows.column(self._ordered)).as_py()
-            self._least.append(bounds["min"])
-            self._most.append(bounds["max"])
+            self._bounds += pc.min_max(rows.column(self._ordered)).as_py().values()
         self.rows += rows.num_rows
         if self._pending_rows >= _GROUP_ROWS:
             self._flush()
@@ -199,8 +203,8 @@ class _File:
         self._stream.close()
         stats: dict[str, object] = {"numRecords": self.rows}
         if self._ordered is not None:
-            stats["minValues"] = {self._ordered: min(self._least)}
-            stats["maxValues"] = {self._ordered: max(self._most)}
+            stats["minValues"] = {self._ordered: min(self._bounds)}
+            stats["maxValues"] = {self._ordered: max(self._bounds)}
         return AddAction(self._name, size, {DAY: self._day}, time.time_ns() // 1_000_000, True, json.dumps(stats))
 
     def _flush(self) -> None:

@@ -4,6 +4,7 @@ gaps."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from angelia.pipeline.report import formatting
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, Contents, DayFigures
 from angelia.pipeline.report.svg import COLOURS
 
-Draw = Callable[[Axes, bool], None]
+Draw = Callable[[Contents, Axes, bool], None]
 _SERIES = [COLOURS[f"series-{number}"] for number in (1, 2, 3, 4)]
 _OF = {"delivered": _SERIES[0], "failed": _SERIES[1], "pending": _SERIES[2], "expired": _SERIES[3]}
 _DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-."]
@@ -28,92 +29,71 @@ _FEW_DAYS = 28
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def volume(contents: Contents) -> Draw:
+def volume(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How many messages a day, by what became of them."""
     columns = {name: _by_day(contents, {day.day: day.outcomes[name] for day in contents.days}) for name in OUTCOMES}
-    return lambda axes, narrow: _stacked(axes, contents.period, columns, narrow)
+    _stacked(axes, contents.period, columns, narrow)
 
 
-def latency(contents: Contents) -> Draw:
+def latency(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How long delivery took."""
-
-    def draw(axes: Axes, narrow: bool) -> None:
-        places = reversed([*enumerate(SHARES)])
-        lines = {name: _by_day(contents, {day.day: day.times[n] for day in contents.days}) for n, name in places}
-        axes.set_yscale("log")
-        _lines(axes, [_place(day) for day in contents.period], lines, narrow)
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.duration(value)))
-        _room_on_a_log_axis(axes, [one for line in lines.values() for one in line if one and not math.isnan(one)])
-
-    return draw
+    places = reversed([*enumerate(SHARES)])
+    lines = {name: _by_day(contents, {day.day: day.times[n] for day in contents.days}) for n, name in places}
+    axes.set_yscale("log")
+    _lines(axes, [_place(day) for day in contents.period], lines, narrow)
+    axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.duration(value)))
+    known = [one for line in lines.values() for one in line if one and not math.isnan(one)]
+    if known:
+        axes.set_ylim(10 ** math.floor(math.log10(min(known))), 10 ** math.ceil(math.log10(max(known) * 1.01)))
 
 
-def losses(contents: Contents) -> Draw:
+def losses(contents: Contents, axes: Axes, narrow: bool) -> None:
     """The share of a day's messages that was not delivered."""
-
-    def draw(axes: Axes, narrow: bool) -> None:
-        shares = {name: {day.day: _percent(day, name) for day in contents.days} for name in ("failed", "expired")}
-        lines = {name: _by_day(contents, share) for name, share in shares.items()}
-        _lines(axes, [_place(day) for day in contents.period], lines, narrow)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-
-    return draw
+    shares = {name: {day.day: _percent(day, name) for day in contents.days} for name in ("failed", "expired")}
+    lines = {name: _by_day(contents, share) for name, share in shares.items()}
+    _lines(axes, [_place(day) for day in contents.period], lines, narrow)
+    _from_zero(axes, lambda value: f"{value:g} %")
 
 
-def buckets(contents: Contents) -> Draw:
+def buckets(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How full each of the 256 buckets is, against the fullest."""
-
-    def draw(axes: Axes, narrow: bool) -> None:
-        most, width = max(contents.buckets) or 1, len(contents.buckets) // _ROWS
-        for number, load in enumerate(contents.buckets):
-            place = (number % width, _ROWS - 1 - number // width)
-            axes.add_patch(
-                Rectangle(place, 1, 0.86, color=COLOURS["accent"], alpha=max(load / most, 0.01) ** 0.6, linewidth=0)
-            )
-        axes.set(xlim=(0, width), ylim=(0, _ROWS))
-        axes.grid(visible=False)
-        axes.spines["bottom"].set_visible(False)
-        starts = [width * row for row in range(_ROWS)]
-        axes.set_yticks([_ROWS - 0.57 - row for row in range(_ROWS)], [f"{one}–{one + width - 1}" for one in starts])
-        axes.set_xticks([])
-
-    return draw
+    most, width = max(contents.buckets) or 1, len(contents.buckets) // _ROWS
+    for number, load in enumerate(contents.buckets):
+        place = (number % width, _ROWS - 1 - number // width)
+        axes.add_patch(
+            Rectangle(place, 1, 0.86, color=COLOURS["accent"], alpha=max(load / most, 0.01) ** 0.6, linewidth=0)
+        )
+    axes.set(xlim=(0, width), ylim=(0, _ROWS))
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    starts = [width * row for row in range(_ROWS)]
+    axes.set_yticks([_ROWS - 0.57 - row for row in range(_ROWS)], [f"{one}–{one + width - 1}" for one in starts])
+    axes.set_xticks([])
 
 
-def storage(contents: Contents) -> Draw:
+def storage(contents: Contents, axes: Axes, narrow: bool) -> None:
     """The size of each tier: over time, once it was measured on several days."""
-    times = list(contents.storage)
-    if len({one.date() for one in times}) < 2:
-        return lambda axes, narrow: _sizes(axes, contents.storage[times[-1]])
-    values = {tier: [contents.storage[one].get(tier, _GAP) for one in times] for tier in TIERS}
-
-    def draw(axes: Axes, narrow: bool) -> None:
-        places = [(moment - _EPOCH) / timedelta(days=1) for moment in times]
-        # Not stacked: a gap of one tier would be a gap of those above it.
-        _lines(axes, places, values, narrow)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.size(value)))
-
-    return draw
+    if contents.measured_once:
+        _sizes(axes, [*contents.storage.values()][-1])
+        return
+    values = {tier: [tiers.get(tier, _GAP) for tiers in contents.storage.values()] for tier in TIERS}
+    places = [(moment - _EPOCH) / timedelta(days=1) for moment in contents.storage]
+    # Not stacked: a gap of one tier would be a gap of those above it.
+    _lines(axes, places, values, narrow)
+    _from_zero(axes, formatting.size)
 
 
-def rotations(contents: Contents) -> Draw:
+def rotations(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How many keys were replaced a day, and why."""
     reasons = sorted({row["reason"] for row in contents.rotations})
     days = sorted({row["day"] for row in contents.rotations})
-    columns = {
-        reason.replace("_", " "): [
-            float(sum(row["rotations"] for row in contents.rotations if row["day"] == day and row["reason"] == reason))
-            for day in days
-        ]
-        for reason in reasons
-    }
-    return lambda axes, narrow: _stacked(axes, days, columns, narrow)
+    counts: Counter[tuple[str, date]] = Counter()
+    for row in contents.rotations:
+        counts[row["reason"], row["day"]] += row["rotations"]
+    columns = {reason.replace("_", " "): [float(counts[reason, day]) for day in days] for reason in reasons}
+    _stacked(axes, days, columns, narrow)
 
 
 def _by_day(contents: Contents, known: Mapping[date, float | None]) -> list[float]:
@@ -145,7 +125,15 @@ def _stacked(axes: Axes, days: Sequence[date], columns: Mapping[str, Sequence[fl
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     _dated(axes, narrow)
-    _legend(axes)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=4,
+        frameon=False,
+        handlelength=1,
+        columnspacing=1.4,
+        borderaxespad=0,
+    )
 
 
 def _lines(axes: Axes, places: Sequence[float], lines: Mapping[str, Sequence[float]], narrow: bool) -> None:
@@ -180,9 +168,10 @@ def _lonely(values: Sequence[float]) -> list[int]:
     ]
 
 
-def _room_on_a_log_axis(axes: Axes, values: Sequence[float]) -> None:
-    if values:
-        axes.set_ylim(10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values) * 1.01)))
+def _from_zero(axes: Axes, said: Callable[[float], str]) -> None:
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value)))
 
 
 def _sizes(axes: Axes, tiers: Mapping[str, int]) -> None:
@@ -208,20 +197,3 @@ def _dated(axes: Axes, narrow: bool) -> None:
     locator = AutoDateLocator(minticks=2, maxticks=most)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))  # type: ignore[no-untyped-call]
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=4,
-        frameon=False,
-        handlelength=1,
-        columnspacing=1.4,
-        borderaxespad=0,
-    )
-
-
-def at(moment: datetime) -> str:
-    """A time as the page writes it, in UTC."""
-    return f"{moment:%Y-%m-%d %H:%M}Z"

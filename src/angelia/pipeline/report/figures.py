@@ -16,8 +16,7 @@ from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
 from angelia.pipeline.lake import archive_locations
 from angelia.pipeline.lake import small_tables as lake
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.table import DAY
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
@@ -74,6 +73,11 @@ class Contents:
         """Every day from the first to the last, also those without messages."""
         first, last = self.days[0].day, self.days[-1].day
         return [first + timedelta(days=offset) for offset in range((last - first).days + 1)]
+
+    @property
+    def measured_once(self) -> bool:
+        """Whether all measurements of the stores are of one day."""
+        return len({moment.date() for moment in self.storage}) < 2
 
     @property
     def sent(self) -> int:

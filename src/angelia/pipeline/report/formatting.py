@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import unicodedata
+from datetime import datetime
 
 _LONGEST = 80
 
@@ -35,6 +36,11 @@ def duration(micros: float | None) -> str:
     if micros < 100_000_000:
         return f"{micros / 1_000_000:.3g} s"
     return f"{micros / 60_000_000:,.1f} min"
+
+
+def time(moment: datetime) -> str:
+    """A time in UTC."""
+    return f"{moment:%Y-%m-%d %H:%M}Z"
 
 
 def share(part: float, whole: float) -> str:

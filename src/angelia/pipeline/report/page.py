@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from html import escape
 from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.report import charts, formatting
-from angelia.pipeline.report.charts import at
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, AgentFigures, Contents, read
 from angelia.pipeline.report.svg import drawn
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
 _STYLE = Path(__file__).with_name("style.css")
+Text = Callable[[Contents], str]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -84,27 +85,28 @@ def _totals(contents: Contents) -> str:
 
 
 def _sections(contents: Contents) -> Iterator[str]:
-    yield _chart("volume", _volume_title(contents), charts.volume(contents), _volume_table(contents))
-    yield _chart("latency", _latency_title(contents), charts.latency(contents), _latency_table(contents))
+    yield _chart(contents, charts.volume, _volume_title, _volume_table)
+    yield _chart(contents, charts.latency, _latency_title, _latency_table)
     yield _priorities(contents)
-    yield _chart("losses", _losses_title(contents), charts.losses(contents), _losses_table(contents))
-    yield _chart("buckets", _buckets_title(contents), charts.buckets(contents), _buckets_table(contents), 1.8)
+    yield _chart(contents, charts.losses, _losses_title, _losses_table)
+    yield _chart(contents, charts.buckets, _buckets_title, _buckets_table, 1.8)
     if contents.storage:
-        once = len({moment.date() for moment in contents.storage}) < 2
-        draw = charts.storage(contents)
-        yield _chart("storage", _storage_title(contents), draw, _storage_table(contents), 1.3 if once else 2.5)
+        height = 1.3 if contents.measured_once else 2.5
+        yield _chart(contents, charts.storage, _storage_title, _storage_table, height)
     if contents.rotations:
-        yield _chart("rotations", _rotations_title(contents), charts.rotations(contents), _rotations_table(contents))
+        yield _chart(contents, charts.rotations, _rotations_title, _rotations_table)
     else:
         yield '<section><h2>No key was rotated</h2><p class="muted">Rotations are counted in the ledger.</p></section>'
     yield _agents(contents)
 
 
-def _chart(name: str, title: str, draw: charts.Draw, table: str, height: float = 2.5) -> str:
+def _chart(contents: Contents, draw: charts.Draw, title: Text, table: Text, height: float = 2.5) -> str:
+    """A section named like the function that draws its chart."""
+    name = draw.__name__
     return (
-        f'<section><h2 id="{name}">{escape(title)}</h2>'
-        f'<div role="img" aria-labelledby="{name}">{drawn(name, draw, height)}</div>'
-        f"<details><summary>As a table</summary>{table}</details></section>"
+        f'<section><h2 id="{name}">{escape(title(contents))}</h2>'
+        f'<div role="img" aria-labelledby="{name}">{drawn(name, partial(draw, contents), height)}</div>'
+        f"<details><summary>As a table</summary>{table(contents)}</details></section>"
     )
 
 
@@ -197,7 +199,7 @@ def _growth(contents: Contents, tier: str) -> str:
 
 def _storage_table(contents: Contents) -> str:
     rows = (
-        [at(moment), *(formatting.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
+        [formatting.time(moment), *(formatting.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
         for moment, tiers in contents.storage.items()
     )
     return _table("Size of each tier", ["measured", *TIERS], rows)
@@ -260,4 +262,4 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 def _time(moment: datetime) -> str:
-    return f'<time datetime="{moment.isoformat()}">{at(moment)}</time>'
+    return f'<time datetime="{moment.isoformat()}">{formatting.time(moment)}</time>'

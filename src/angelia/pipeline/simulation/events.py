@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from angelia.audit.model import GENESIS, Event, entry_hash
 from angelia.pipeline.lake.tables import AUDIT
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _SUITE = 1
 
 
 def chained(receipts: DataFrame) -> DataFrame:
     """The events of the receipts: sent, and acknowledged if it was."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    common = ["message_id", "replay_key", "wire_bytes", "priority"]
-    sent = receipts.select(
-        f.lit("message_sent").alias("event_type"),
-        f.col("accepted_at").alias("occurred_at"),
-        f.col("sender_nhi").alias("actor"),
-        f.col("recipient_nhi").alias("object"),
-        *common,
-    )
-    acknowledged = receipts.where("acknowledged_at IS NOT NULL").select(
-        f.lit("message_acknowledged").alias("event_type"),
-        f.col("acknowledged_at").alias("occurred_at"),
-        f.col("recipient_nhi").alias("actor"),
-        f.col("sender_nhi").alias("object"),
-        *common,
-    )
+    sent = _of_kind(receipts, "message_sent", "accepted_at", "sender_nhi", "recipient_nhi")
+    acknowledged = _of_kind(receipts, "message_acknowledged", "acknowledged_at", "recipient_nhi", "sender_nhi")
     ordered = sent.unionAll(acknowledged).repartition(1).sortWithinPartitions("occurred_at", "message_id", "event_type")
     return ordered.mapInArrow(_chain, from_arrow_schema(AUDIT.schema))
+
+
+def _of_kind(receipts: DataFrame, kind: str, at: str, actor: str, object: str) -> DataFrame:
+    """One kind of event, of the receipts that have its time."""
+    columns = {"occurred_at": at, "actor": actor, "object": object}
+    return receipts.where(f.col(at).isNotNull()).select(
+        f.lit(kind).alias("event_type"),
+        *(f.col(column).alias(name) for name, column in columns.items()),
+        *("message_id", "replay_key", "wire_bytes", "priority"),
+    )
 
 
 def _chain(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import date
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 from angelia.pipeline.simulation.fleet import Fleet, cumulative
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _EPOCH = date(1970, 1, 1)
 _SECOND = 1_000_000  # all times are microseconds until they are written

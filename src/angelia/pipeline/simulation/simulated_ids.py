@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 def simulated(table: Table) -> Column:

@@ -6,13 +6,13 @@ commit is a position too: a stream continues there, whatever its own checkpoint 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -22,7 +22,9 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
@@ -30,12 +32,9 @@ from angelia.pipeline.lake import commit
 from angelia.pipeline.lake.audit_chain import archive_floor, entry_hash
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import AUDIT
-from angelia.pipeline.lake.writer import Files, Written
+from angelia.pipeline.lake.writer import Written, added, write_task
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 NAME = "angelia_audit"
 APP_ID = "archive audit"
@@ -77,6 +76,9 @@ class AuditSource(DataSource):
     def name(cls) -> str:
         return NAME
 
+    def schema(self) -> StructType:
+        return from_arrow_schema(AUDIT.schema)
+
     def reader(self, schema: StructType) -> DataSourceReader:
         return AuditReader(self.options)
 
@@ -87,7 +89,7 @@ class AuditSource(DataSource):
         return AuditStream(self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        return AuditStreamWriter(self.options)
+        return AuditWriter(self.options)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,6 @@ class AuditReader(DataSourceReader):
         return spans(int(self._options["after"]), int(self._options["last"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Span)
         return _rows(self._options, partition)
 
 
@@ -135,14 +136,11 @@ class AuditStream(DataSourceStreamReader):
         return spans(max(start["position"], archived_to(self._objects)), end["position"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Span)
         return _rows(self._options, partition)
 
     def _sealed_to(self) -> int:
         with Database.open(shown(self._options["url"])["url"]) as database:
-            found = database.row(self._options["sealed_to"])
-        assert found is not None
-        return int(found["position"])
+            return int(database.rows(self._options["sealed_to"])[0]["position"])
 
 
 def spans(after: int, last: int) -> list[Span]:
@@ -152,51 +150,34 @@ def spans(after: int, last: int) -> list[Span]:
     return [Span(*bound) for bound in pairwise(bounds)]
 
 
-def _rows(options: Mapping[str, str], span: Span) -> Iterator[pa.RecordBatch]:
+def _rows(options: Mapping[str, str], span: InputPartition) -> Iterator[pa.RecordBatch]:
+    assert isinstance(span, Span)
     with Database.open(shown(options["url"])["url"]) as database:
         for batch in database.batches(options["projection"], span.after, span.last):
-            yield pa.RecordBatch.from_arrays(
-                [column.cast(wanted.type) for column, wanted in zip(batch.columns, AUDIT.schema, strict=True)],
-                schema=AUDIT.schema,
-            )
+            yield batch.cast(AUDIT.schema)
 
 
-@dataclass
-class Part(Written):
-    """The files of one task, and the positions that they hold."""
-
-    first: int
-    last: int
-    rows: int
-
-
-class _Appending:
-    """Writes entries in the order of the chain, and commits them if they continue the archive."""
+class AuditWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Writes entries in the order of the chain, and commits them if they continue the archive: all at once, or a batch
+    of a stream."""
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
         self._run = options["run"]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        context = TaskContext.get()
-        assert context is not None
-        task = f"{self._run}-{context.partitionId()}-{context.taskAttemptId()}"
-        first = last = rows = 0
-        with Files(self._objects, AUDIT, task) as files:
-            for batch in iterator:
-                positions = batch.column("position")
-                first, last = first or positions[0].as_py(), positions[-1].as_py()
-                rows += batch.num_rows
-                files.add(batch)
-        return Part(files.written, first, last, rows)
+        return write_task(self._objects, AUDIT, self._run, iterator)
 
-    def append(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        parts = [one for one in messages if isinstance(one, Part) and one.rows]
-        if not parts:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
+        files = added(messages)
+        if not files:
             return
         version = commit.version_of(self._objects, AUDIT, APP_ID) or 0
-        have, first = max(version, archive_floor(self._objects).position), min(one.first for one in parts)
-        last, rows = max(one.last for one in parts), sum(one.rows for one in parts)
+        have = max(version, archive_floor(self._objects).position)
+        stats = [json.loads(file.stats) for file in files]
+        first = min(one["minValues"][AUDIT.ordered] for one in stats)
+        last = max(one["maxValues"][AUDIT.ordered] for one in stats)
+        rows = sum(one["numRecords"] for one in stats)
         if last <= have:
             return  # Spark repeats a batch whose commit it did not see
         if (first, last - first + 1) != (have + 1, rows):
@@ -204,21 +185,7 @@ class _Appending:
                 f"{rows:,} events from {first:,} to {last:,} do not go on where the archive ends, at {have:,}",
                 hint="angelia audit verify",
             )
-        files = [file for one in parts for file in one.files]
         commit.commit(self._objects, AUDIT, files, Mark(APP_ID, last), behind=version)
 
-
-class AuditWriter(_Appending, DataSourceArrowWriter):
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The files are in no commit; vacuum removes them."""
-
-
-class AuditStreamWriter(_Appending, DataSourceStreamArrowWriter):
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         """The files are in no commit; vacuum removes them."""

@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from angelia.envelope.ids import BUCKETS
 from angelia.pipeline.database import Database, Value
 from angelia.pipeline.secret_options import hidden, shown
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from angelia.pipeline.jobs.job_context import JobContext  # readers are processes, and do not need it
 
 NAME = "angelia_ledger"
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A snapshot of the ledger that all readers of a run share."""
-
-    id: str
+Snapshot = NewType("Snapshot", str)  # the id of a snapshot of the ledger, which all readers of a run share
 
 
 @contextmanager
-def one_snapshot(url: str) -> Iterator[Snapshot]:
-    """Exports a snapshot for other connections, for the length of this block."""
+def one_snapshot(url: str) -> Iterator[tuple[Database, Snapshot]]:
+    """A connection that sees one snapshot of the ledger, which other connections may share in this block."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = database.row("SELECT pg_export_snapshot() AS id")
-        assert found is not None
-        yield Snapshot(found["id"])
+        yield database, Snapshot(database.rows("SELECT pg_export_snapshot() AS id")[0]["id"])
 
 
 @contextmanager
-def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
+def _seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
     """A connection that sees the ledger as of a snapshot."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        database.execute(f"SET TRANSACTION SNAPSHOT '{_checked(snapshot.id)}'")
+        # The id cannot be bound as a parameter.
+        assert all(part.isalnum() for part in snapshot.split("-")), snapshot
+        database.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
         yield database
 
 
 def read(
-    spark: SparkSession,
-    url: str,
+    work: JobContext,
     projection: str,
     schema: pa.Schema,
     snapshot: Snapshot,
-    *,
-    readers: int,
     within: Mapping[str, tuple[datetime, datetime]] | None = None,
 ) -> DataFrame:
     """The rows of a slice's projection, within these times. It must have a column `bucket`, by whose ranges it is read
@@ -66,18 +58,15 @@ def read(
 
     Filters are passed here and not pushed down by Spark, which keeps the filters of one query for the next one of the
     same frame."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    spark.dataSource.register(LedgerSource)
+    work.spark.dataSource.register(LedgerSource)
     options = {
-        "url": hidden({"url": url}),
+        "url": hidden({"url": work.database_url}),
         "projection": projection,
-        "snapshot": snapshot.id,
-        "readers": str(readers),
+        "snapshot": snapshot,
+        "readers": str(work.readers),
         "within": json.dumps({name: [one.isoformat() for one in times] for name, times in (within or {}).items()}),
-        "schema": base64.b64encode(schema.serialize()).decode(),
     }
-    return spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
+    return work.spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
 
 
 class LedgerSource(DataSource):
@@ -88,7 +77,7 @@ class LedgerSource(DataSource):
         return NAME
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return LedgerReader(self.options)
+        return LedgerReader(self.options, schema)
 
 
 @dataclass(frozen=True)
@@ -102,9 +91,9 @@ class BucketRange(InputPartition):
 class LedgerReader(DataSourceReader):
     """Plans the ranges on the driver; each is read where Spark wants it."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, schema: StructType) -> None:
         self._options = dict(options)
-        self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(options["schema"])))
+        self._schema = to_arrow_schema(schema, timezone="UTC")
         self._within = [(name, *times) for name, times in json.loads(options["within"]).items()]
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -120,15 +109,6 @@ class LedgerReader(DataSourceReader):
         for name, since, until in self._within:
             given += f' AND "{name}" >= ${len(values) + 1} AND "{name}" < ${len(values) + 2}'
             values += [datetime.fromisoformat(since), datetime.fromisoformat(until)]
-        with seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
+        with _seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
             for batch in database.batches(given, *values):
-                yield pa.RecordBatch.from_arrays(
-                    [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
-                    schema=self._schema,
-                )
-
-
-def _checked(snapshot: str) -> str:
-    """The name of a snapshot, which cannot be bound as a parameter, after a check of its form."""
-    assert all(part.isalnum() for part in snapshot.split("-")), snapshot
-    return snapshot
+                yield batch.cast(self._schema)
