@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -55,18 +54,6 @@ class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     by: Literal["recipient", "relay", "unproven", ""]
 
 
-def _with_text(
-    verb: Callable[Concatenate[Mailbox, A, bytes, P], Exchange[T]],
-) -> Callable[Concatenate[Mailbox, A, str | bytes, P], Exchange[T]]:
-    """Returns the verb for content that is text or bytes."""
-
-    @functools.wraps(verb)
-    def exchange(mailbox: Mailbox, to: A, body: str | bytes, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
-        return verb(mailbox, to, body.encode() if isinstance(body, str) else body, *args, **kwargs)
-
-    return exchange
-
-
 def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
     """Opens the mail of an agent from now on. Its keys come from the server, unless they are known already."""
     if mailbox.pinned_keys.pin(agent) is None:
@@ -100,9 +87,9 @@ class AgentMail(OwnNamespace[Mode]):
         super().__init__(run, mailbox)
         self.loops: list[Listening] = []
 
-    send = OwnVerb(_with_text(mail_sending.send))
-    reply = OwnVerb(_with_text(request_reply.answer))
-    ask = OwnVerb(_with_text(request_reply.send_and_wait))
+    send = OwnVerb(mail_sending.send)
+    reply = OwnVerb(request_reply.answer)
+    ask = OwnVerb(request_reply.send_and_wait)
     receive = OwnVerb(mail_receiving.receive)
     read = OwnVerb(_read)
     withdraw = OwnVerb(mail_sending.withdraw)
@@ -224,7 +211,7 @@ class AgentChannels(OwnNamespace[Mode]):
     unsubscribe = OwnVerb(channel_membership.unsubscribe)
     pause = OwnVerb(_named(naming(channels.PAUSE)))
     resume = OwnVerb(_named(naming(channels.RESUME)))
-    publish = OwnVerb(_with_text(channel_publishing.publish))
+    publish = OwnVerb(channel_publishing.publish)
     share_key = OwnVerb(channel_publishing.share_key)
     read = OwnVerb(_read_page)
     commit = Verb(_commit)

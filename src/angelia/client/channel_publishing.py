@@ -33,20 +33,21 @@ class PublishResult:
 
 
 def publish(
-    mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]
+    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
 ) -> Exchange[PublishResult]:
     """Seals a message for all subscribers, and publishes it. Members that lack the key are sent it first; under a new
     key nothing is published before it was offered to all members that can be reached.
 
     With a `message_id` of the caller's own a second try after a crash ends in message_id_conflict, not in a second
     message."""
+    content = body.encode() if isinstance(body, str) else body
 
     def attempt(found: ChannelView) -> Exchange[PublishResult]:
         key, unreached = (yield from sealing_key(mailbox, found)), dict[str, AngeliaError]()
         if key.new or key.channel.without_key:
             unreached = (yield from share(mailbox, key)).failed
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, body, clock.now(), **options)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, content, clock.now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         return PublishResult(key.channel, published, envelope, unreached)
 

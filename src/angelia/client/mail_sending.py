@@ -92,14 +92,15 @@ class OutboxDelivery:
 
 
 def send(
-    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seals a message and sends it; seals it again if the recipient's keys have changed.
 
     If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
     member `waiting`; whatever delivers the outbox next, or listens, sends it."""
-    check(body, options)
-    envelope = yield from peer_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
+    content = body.encode() if isinstance(body, str) else body
+    check(content, options)
+    envelope = yield from peer_keys.seal(mailbox, recipient, content, one_time=one_time, **options)
     sent = yield from send_stored(mailbox, envelope)
     yield from channel_signing.tend_keys(mailbox)
     return sent

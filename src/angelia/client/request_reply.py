@@ -19,7 +19,7 @@ _LOOK = 5.0
 
 
 def send_and_wait(
-    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
 ) -> Exchange[Opened]:
     """Sends a question and returns the answer; of several, the first. Other mail is left alone.
 
@@ -45,7 +45,7 @@ def send_and_wait(
         yield from mail_receiving.receive(mailbox, wait=min(left, _LOOK), most=1, correlation_id=correlation_id)
 
 
-def answer(mailbox: Mailbox, question: Opened, body: bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
+def answer(mailbox: Mailbox, question: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
     """Answers a message, in its conversation. A message that began none gives its own id as the correlation id."""
     asked = question.message
     options.setdefault("correlation_id", asked.correlation_id or asked.message_id)
