@@ -522,3 +522,11 @@ def test_what_is_not_there_is_said_as_python_does() -> None:
         getattr(angelia, "Nobody")  # noqa: B009
     with pytest.raises(AttributeError, match="module 'angelia' has no attribute 'nothing'"):
         getattr(angelia, "nothing")  # noqa: B009
+    with pytest.raises(AttributeError):
+        getattr(angelia, "ClassVar")  # noqa: B009 - a name that a module of ours only imports
+
+
+def test_what_verbs_take_and_return_can_be_imported_from_the_package_and_is_listed() -> None:
+    for name in ("Agent", "OutboxMessage", "OpenedPage", "PublishResult", "AllowedSender", "DeliveryStatus", "Side"):
+        assert hasattr(angelia, name)
+        assert name in dir(angelia)

@@ -2,10 +2,12 @@
 
 What is named here can be imported from `angelia` as well, and so can every error."""
 
+from angelia.channels.model import ChannelPolicy
 from angelia.client.agent import Agent, AsyncAgent
 from angelia.client.agent_verbs import CheckedReceipt
 from angelia.client.api_errors import ApiError, NotAngelia, Unreachable
-from angelia.client.channel_reading import Unopened
+from angelia.client.channel_publishing import PublishResult
+from angelia.client.channel_reading import OpenedPage, Unopened
 from angelia.client.channel_rosters import MissingRoster
 from angelia.client.clients import AsyncClient, Client
 from angelia.client.delivery_status import Untrue
@@ -17,17 +19,21 @@ from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.crypto_support import UnsupportedCryptography
 from angelia.envelope.rosters import UntrustedRoster
 from angelia.envelope.wire import Compression, Priority
+from angelia.mail.model import DeliveryStatus, Side
+from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.database import BrokenDatabase, NewerDatabase
 from angelia.mailbox.envelope_files import ChangedFile
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
 from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.outbox_message import OutboxMessage
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 from angelia.mailbox.retry_rules import SealStands
 
 __all__ = [
     "Agent",
+    "AllowedSender",
     "AlreadyWithdrawn",
     "ApiError",
     "AsyncAgent",
@@ -38,9 +44,11 @@ __all__ = [
     "CannotWrite",
     "ChangedFile",
     "ChannelMessage",
+    "ChannelPolicy",
     "CheckedReceipt",
     "Client",
     "Compression",
+    "DeliveryStatus",
     "EpochLeapt",
     "EpochWentBack",
     "Mailbox",
@@ -51,11 +59,15 @@ __all__ = [
     "NotAngelia",
     "NotOpened",
     "Opened",
+    "OpenedPage",
+    "OutboxMessage",
     "Priority",
+    "PublishResult",
     "Received",
     "Renamed",
     "SealStands",
     "SentMail",
+    "Side",
     "Unopened",
     "Unreachable",
     "UnsafeFile",
