@@ -189,13 +189,18 @@ async def test_a_revocation_that_commits_late_is_found_all_the_same(
 
 
 async def test_many_messages_under_one_key_fail_in_small_batches(
-    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    connection: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ticks, "_BATCH", 4)
     sent = [await office.sent(alice, bob, now) for _ in range(9)]
     await office.revoke(bob, now + SECOND, now + SECOND)
-    async with asyncio.timeout(10):
-        await office.background.fail_revoked(now + MINUTE)
+    assert [await office.background.fail_revoked(now + MINUTE) for _ in range(3)] == [True, True, False]
+    assert await mark(connection, REVOKED) == (now + MINUTE).isoformat()
     assert {(await office.receipt(alice, one)).status for one in sent} == {DeliveryStatus.FAILED}
 
 
@@ -268,6 +273,25 @@ async def test_a_hot_tier_that_is_away_leaves_the_mark_where_it_was(
     assert await mark(connection, RECONCILED) is None
     await office.background.reconcile(now + 10 * SECOND)
     assert len(await office.poll(bob, now + 10 * SECOND)) == 1
+
+
+async def test_reconciling_that_has_much_to_do_takes_turns_and_sets_its_mark_at_the_end(
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    connection: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ticks, "_BATCH", 2)
+    monkeypatch.setattr(ticks, "_PAGES_A_RUN", 1)
+    with crashing(office):
+        sent = {bytes.fromhex((await office.sent(alice, bob, now)).replay_key) for _ in range(5)}
+    assert [await office.background.reconcile(now + n * MINUTE) for n in (1, 2)] == [True, True]
+    assert await mark(connection, RECONCILED) is None
+    assert await office.background.reconcile(now + 3 * MINUTE) is False
+    assert await mark(connection, RECONCILED) == (now + 55 * SECOND).isoformat()
+    assert await everything(office, bob, now + 3 * MINUTE) == sent
 
 
 async def test_reconciling_goes_on_over_more_than_one_batch(

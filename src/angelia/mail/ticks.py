@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
@@ -29,8 +30,18 @@ _ENQUEUED = timedelta(seconds=5)  # a send that committed this long ago has enqu
 _LOOK_BACK = timedelta(seconds=120)  # how late a commit may be after the time that it carries
 _LONGEST_LIFE = timedelta(days=30)
 _BUCKETS_A_RUN = 32
+_PAGES_A_RUN = 10
 REBUILT, REBUILDING, RECONCILED, REVOKED = "rebuilt", "rebuilding", "reconciled", "revoked"
 log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Round:
+    """The messages that were queued between two times, and the last one that was looked at."""
+
+    since: datetime
+    until: datetime
+    last: QueuePlace | None = None
 
 
 class MailTicks:
@@ -40,6 +51,7 @@ class MailTicks:
         self._ledger = ledger
         self._hot = hot
         self._keys = keys
+        self._round: _Round | None = None  # of `reconcile`, while it goes on
 
     async def expire(self, now: datetime) -> bool:
         """Ends messages whose time is over, and tells their senders."""
@@ -62,30 +74,37 @@ class MailTicks:
         # The last minutes are looked at again: a revocation may commit later than the time that it carries.
         since = (datetime.fromisoformat(mark) if mark else now - _LONGEST_LIFE) - _LOOK_BACK
         last: KeyRecord | None = None
+        more = False
         while True:
             revoked = await self._keys.revoked_since(since, last, _BATCH)
             for record in revoked:
-                while await self._fail_under(record, now):
-                    pass
+                more = await self._fail_under(record, now) or more
             if len(revoked) < _BATCH:
                 break
             last = revoked[-1]
-        async with self._ledger.transaction() as tx:
-            await store.set_mark(tx, REVOKED, now.isoformat())
-        return False
+        if not more:
+            async with self._ledger.transaction() as tx:
+                await store.set_mark(tx, REVOKED, now.isoformat())
+        return more
 
     async def reconcile(self, now: datetime) -> bool:
         """Enqueues what a server committed and did not enqueue, because it died in between."""
-        async with self._ledger.reading() as tx:
-            mark = await store.mark(tx, RECONCILED)
-        since = datetime.fromisoformat(mark) if mark else now
-        until = now - _ENQUEUED
-        since = min(since, now) - _LOOK_BACK
-        found = await self._enqueue(functools.partial(store.queued_between, since=since, until=until, limit=_BATCH))
-        metrics.MAIL_REQUEUED.inc(found)
-        async with self._ledger.transaction() as tx:
-            await store.set_mark(tx, RECONCILED, until.isoformat())
-        return False
+        if self._round is None:
+            async with self._ledger.reading() as tx:
+                mark = await store.mark(tx, RECONCILED)
+            since = min(datetime.fromisoformat(mark), now) if mark else now
+            self._round = _Round(since - _LOOK_BACK, now - _ENQUEUED)
+        look = self._round
+        page = functools.partial(store.queued_between, since=look.since, until=look.until, limit=_BATCH)
+        for _ in range(_PAGES_A_RUN):
+            found, look.last = await self._enqueue_page(page, look.last)
+            metrics.MAIL_REQUEUED.inc(found)
+            if look.last is None:
+                self._round = None
+                async with self._ledger.transaction() as tx:
+                    await store.set_mark(tx, RECONCILED, look.until.isoformat())
+                return False
+        return True
 
     async def rebuild(self, memory: str) -> bool:
         """Fills the queues of a hot tier that lost its memory, a few buckets at a time, while mail goes on."""
@@ -98,7 +117,9 @@ class MailTicks:
             log.info("the hot tier is new; its queues are rebuilt from the ledger")
         end = min(first + _BUCKETS_A_RUN, BUCKETS)
         for bucket in range(first, end):
-            await self._enqueue(functools.partial(store.in_bucket, bucket=bucket, limit=_BATCH))
+            page, last = functools.partial(store.in_bucket, bucket=bucket, limit=_BATCH), None
+            while (last := (await self._enqueue_page(page, last))[1]) is not None:
+                pass
         async with self._ledger.transaction() as tx:
             await store.set_mark(tx, REBUILDING, f"{memory} {end}")
             if end == BUCKETS:
@@ -106,18 +127,16 @@ class MailTicks:
                 metrics.MAIL_REBUILT.inc()
         return True
 
-    async def _enqueue(self, page: Callable[[Tx, QueuePlace | None], Awaitable[list[QueuePlace]]]) -> int:
-        """Puts messages into their queues, page by page; `page` reads the one after a place. Returns how many were not
-        there."""
-        found, last = 0, None
-        while True:
-            # Inside the transaction that locks the rows: none of them can be acknowledged before it is in its queue.
-            async with self._ledger.transaction() as tx:
-                places = await page(tx, last)
-                found += sum(await asyncio.gather(*(self._hot.enqueue(place) for place in places)))
-            if len(places) < _BATCH:
-                return found
-            last = places[-1]
+    async def _enqueue_page(
+        self, page: Callable[[Tx, QueuePlace | None], Awaitable[list[QueuePlace]]], after: QueuePlace | None
+    ) -> tuple[int, QueuePlace | None]:
+        """Puts the messages of the page after a place into their queues. Returns how many were not there, and the place
+        after which the next page begins, if there is one."""
+        # Inside the transaction that locks the rows: none of them can be acknowledged before it is in its queue.
+        async with self._ledger.transaction() as tx:
+            places = await page(tx, after)
+            found = sum(await asyncio.gather(*(self._hot.enqueue(place) for place in places)))
+        return found, places[-1] if len(places) == _BATCH else None
 
     async def _fail_under(self, record: KeyRecord, now: datetime) -> bool:
         """Fails one batch of mail under one revoked key; returns whether more waits."""
