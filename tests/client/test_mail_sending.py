@@ -705,7 +705,7 @@ def test_an_answer_counts_whichever_process_received_it(alice: Person, bob: Pers
 @pytest.mark.parametrize(
     ("body", "wishes", "hint"),
     [
-        ("a text", {}, 'encode text first: "hello".encode()'),
+        (7, {}, 'encode text first: "hello".encode()'),
         (b"x", {"priority": "high"}, "Priority.HIGH"),
         (b"x", {"priority": 9}, "Priority.HIGH"),
         (b"x", {"compression": "zstd"}, "Compression.ZSTD"),

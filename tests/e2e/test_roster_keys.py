@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import msgspec
@@ -391,7 +392,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
     carol.client.mail.receive(carol.mailbox)
     refuses(carol, channel, liar)
     with monkeypatch.context() as later:
-        later.setattr(channel_key_mail, "now", lambda: now() + timedelta(days=8))
+        later.setattr(channel_key_mail, "clock", SimpleNamespace(now=lambda: now() + timedelta(days=8)))
         carol.client.channels.take_keys(carol.mailbox)
     alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later

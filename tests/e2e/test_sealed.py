@@ -133,7 +133,7 @@ def test_ten_rotations_under_continuous_sending_lose_nothing_and_show_nothing_tw
     deadline, resent = time.monotonic() + 60, 0
     while len(traffic.received) < len(traffic.sent) and time.monotonic() < deadline:
         news = alice.client.mail.update_outbox(alice.mailbox)
-        assert news.doubts == ()
+        assert news.doubts == []
         resent += len(news.resent)
         traffic.receive()
     assert sorted(traffic.received) == sorted(traffic.sent)
