@@ -40,7 +40,6 @@ from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage
 
-A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 _PAGE = 200
