@@ -49,7 +49,7 @@ class Desk:
         """An example that goes on until Ctrl-C."""
         child = subprocess.Popen(
             [sys.executable, "-u", "-c", self._here(script)],
-            env=environment(self.server, self.home),
+            env=environment(self.server, self.home) | {"PYTHONFAULTHANDLER": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,7 +58,11 @@ class Desk:
             yield child
         finally:
             child.send_signal(signal.SIGINT)
-            _, said = child.communicate(timeout=30)
+            try:
+                _, said = child.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGABRT)  # it ends, and says where it was
+                _, said = child.communicate(timeout=30)
         assert said.rstrip().endswith("KeyboardInterrupt"), said
 
     def _here(self, script: str) -> str:
