@@ -313,13 +313,14 @@ async def test_a_loop_that_is_cancelled_in_a_message_leaves_it_to_the_next_loop_
     alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     async with opened_async(bob) as agent:
 
-        async def handle() -> None:
+        async def handle(limit: asyncio.Timeout) -> None:
             async for _ in agent.mail.listen():
-                await asyncio.sleep(60)
+                limit.reschedule(asyncio.get_running_loop().time())
+                await asyncio.Event().wait()
 
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5):
-                await handle()
+            async with asyncio.timeout(None) as limit:
+                await handle(limit)
         async with aclosing(agent.mail.listen()) as heard:
             assert (await anext(heard)).text == "hello"
 

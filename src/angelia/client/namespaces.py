@@ -7,6 +7,7 @@ import functools
 import inspect
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
@@ -87,14 +88,14 @@ class OwnVerb(Verb[P, T]):
         return MethodType(self._exchange, namespace._mailbox)
 
 
-class Batches(Generic[T]):
+class Batches(ABC, Generic[T]):
     """Results that come some at a time; `pause` is how many seconds to wait before the next ones are asked for."""
 
     pause = 0.0
 
+    @abstractmethod
     def next(self) -> Exchange[Sequence[T] | None]:
         """Returns the next results, or None after the last of them."""
-        raise NotImplementedError
 
     def give(self, one: T) -> None:
         """The loop gets a result now."""
