@@ -66,7 +66,7 @@ class RouteTable:
             if not names:
                 methods = self._exact.setdefault(operation.path, {})
             else:
-                literals = re.split(r"\{\w+\}", operation.path)
+                literals = PARAMETER.split(operation.path)[::2]  # between them are the names
                 regex = re.compile("([^/]+)".join(re.escape(literal) for literal in literals))
                 pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
                 if pattern.names != names:
