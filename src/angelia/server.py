@@ -134,7 +134,7 @@ def _start(
 
 
 def _tend(*processes: EmbeddedStores | Workers | PipelineSchedule) -> None:
-    """Restarts the processes that ended, and logs it."""
+    """Restarts stores and workers that ended, starts jobs that are due, and logs what went wrong."""
     for group in processes:
         for line in group.tend(time.monotonic()):
             _LOG.warning(line)

@@ -52,7 +52,7 @@ def publish(session: CommandContext, out: Path | None) -> None:
             done = session.as_agent(mailbox).keys.publish(mailbox)
         else:
             _make_first(mailbox)
-        file.write(_chain(mailbox))
+            file.write(_chain(mailbox))
     _say_published(session, mailbox, done, [], out)
 
 
@@ -119,7 +119,8 @@ def rotate(
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
         else:
             done = session.as_agent(mailbox).keys.rotate(mailbox, signer=signer)
-        file.write(_chain(mailbox))
+        if out is not None:
+            file.write(_chain(mailbox))
     old = "destroyed" if emergency else "open what is under way for 7d 1h 5m more"
     _say_published(session, mailbox, done, [("old keys", old)], out)
 
@@ -266,8 +267,7 @@ def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None,
 
 def _seen(session: CommandContext, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
-    known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
-    if mailbox.identity.id is None and known is not None:
+    if mailbox.identity.id is None and (known := mailbox.pinned_keys.bundle(name, times.now(), max_age=None)):
         return known.bundle, list(known.revoked)
     links, revoked = _presented(session, mailbox, name, None)
     return links[-1].bundle, revoked or []

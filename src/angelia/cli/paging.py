@@ -17,7 +17,7 @@ from angelia.errors import AmbiguousId, AngeliaError, NotFound
 
 T = TypeVar("T")
 SHORT_ID, SHORTEST_PREFIX = 12, 8
-_SEARCHED, _MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 200, 1_000, 100, 1_000_000
+_SEARCH_PAGE, _MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 200, 1_000, 100, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def server_pages(verb: Callable[..., A], rows: Callable[[A], list[T]], **query: 
 
 def every(fetch: Fetch[T]) -> Iterable[T]:
     """All rows, page after page; raises BadAnswer for a list that is too long to be searched."""
-    for page in islice(_pages(fetch, None, _SEARCHED), _MOST_PAGES):
+    for page in islice(_pages(fetch, None, _SEARCH_PAGE), _MOST_PAGES):
         yield from page.rows
         if page.next is None:
             return

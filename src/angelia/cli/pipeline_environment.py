@@ -8,7 +8,7 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -130,8 +130,6 @@ def ledger(settings: Settings) -> Iterator[str]:
 
 def with_hot_tier(settings: Settings) -> Settings:
     """The settings with the running server's own hot tier where none is named; analytics measures its memory."""
-    from dataclasses import replace
-
     from angelia.runtime_file import read_runtime
 
     running = read_runtime(settings.data_dir)
