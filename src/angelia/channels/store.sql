@@ -210,7 +210,8 @@ RETURNING *
 
 -- name: known
 -- The messages that senders have published under these ids.
-SELECT channel_id, sender_nhi, message_id, channel_offset AS "offset", encode(replay_key, 'hex') AS replay_key, accepted_at, expires_at
+SELECT channel_id, sender_nhi, message_id, channel_offset AS "offset", encode(replay_key, 'hex') AS replay_key, accepted_at,
+  expires_at
 FROM channel_messages
 WHERE (channel_id, sender_nhi, message_id) IN (SELECT * FROM unnest($1::uuid[], $2::varchar[], $3::uuid[]))
 

@@ -17,7 +17,7 @@ from angelia.envelope.json_form import to_text
 from angelia.envelope.times import moment, unix_ms
 from angelia.keys.model import CACHE, TYPE_NAMES, KeyChange, KeyRecord, LinkDocument, OneTimeKeyDocument, Rotation
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import columns, statements
+from angelia.stores.sql import columns, record_of, statements
 from angelia.stores.valkey import HotTier, Script
 
 SQL = statements(__file__)
@@ -54,7 +54,7 @@ async def add_bundle(tx: Tx, bundle: Bundle, document: LinkDocument, now: dateti
 async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
     """For each recipient, key and time: the suites that the recipient accepted then, and the record of the key."""
     rows = await tx.fetch(SQL["standings"], *columns(wanted, 3))
-    return [(row["suites"], None if row["agent_nhi"] is None else _record(row)) for row in rows]
+    return [(row["suites"], None if row["agent_nhi"] is None else record_of(KeyRecord, row)) for row in rows]
 
 
 async def one_time_issued(
@@ -77,7 +77,7 @@ async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str,
     """The two halves of each signing pair, by type."""
     pairs: dict[tuple[str, UUID], dict[str, KeyRecord]] = {}
     for row in await tx.fetch(SQL["signers"], *columns(wanted, 2)):
-        pairs.setdefault((row["agent_nhi"], row["signer_id"]), {})[row["key_type"]] = _record(row)
+        pairs.setdefault((row["agent_nhi"], row["signer_id"]), {})[row["key_type"]] = record_of(KeyRecord, row)
     return pairs
 
 
@@ -97,12 +97,12 @@ async def add_records(tx: Tx, agent_nhi: str, new: Sequence[KeyRecord]) -> None:
 
 
 async def records(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID]) -> dict[UUID, KeyRecord]:
-    return {row["key_id"]: _record(row) for row in await tx.fetch(SQL["records"], agent_nhi, key_ids)}
+    return {row["key_id"]: record_of(KeyRecord, row) for row in await tx.fetch(SQL["records"], agent_nhi, key_ids)}
 
 
 async def living_records(tx: Tx, agent_nhi: str) -> list[KeyRecord]:
     """The agent's keys that are active or in grace."""
-    return [_record(row) for row in await tx.fetch(SQL["living_records"], agent_nhi)]
+    return [record_of(KeyRecord, row) for row in await tx.fetch(SQL["living_records"], agent_nhi)]
 
 
 async def revoked_signers(tx: Tx, agent_nhi: str) -> list[UUID]:
@@ -129,7 +129,7 @@ async def end_grace(tx: Tx, rotated_before: datetime, limit: int) -> list[tuple[
 
 async def revoked_since(tx: Tx, at: datetime, after: KeyRecord | None, limit: int) -> list[KeyRecord]:
     last = (after.revoked_at, after.agent_nhi, after.key_id) if after else (None, None, None)
-    return [_record(row) for row in await tx.fetch(SQL["revoked_since"], at, *last, limit)]
+    return [record_of(KeyRecord, row) for row in await tx.fetch(SQL["revoked_since"], at, *last, limit)]
 
 
 async def add_rotations(tx: Tx, agent_nhi: str, changes: Sequence[KeyChange], at: datetime, reason: str) -> None:
@@ -237,7 +237,3 @@ def _key(agent_nhi: str) -> str:
 
 def _link(row: Row) -> LinkDocument:
     return msgspec.convert({name: row[name] for name in ("bundle", "rotation_statement")}, LinkDocument)
-
-
-def _record(row: Row) -> KeyRecord:
-    return msgspec.convert(dict(row), KeyRecord)
