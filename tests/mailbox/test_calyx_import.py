@@ -192,6 +192,7 @@ def test_the_database_of_a_version_that_had_no_cache_is_not_taken_over_and_that_
         b'{"header": 3}',
         json.dumps(envelope("a", timestamp="yesterday")).encode(),
         json.dumps(envelope("a", timestamp="2026-02-30T10:00:00Z")).encode(),
+        json.dumps(envelope("a", timestamp="9999-12-31T23:59:59Z")).encode(),
         json.dumps(envelope("a", sender_fp=None)).encode(),
         json.dumps(envelope("a", "9.9")).encode(),
         json.dumps(envelope("a", subject="\ud800")).encode(),
@@ -216,6 +217,18 @@ def test_links_and_pipes_among_the_envelopes_are_not_followed(
     report = calyx_import.migrate(database, runtime, NOW)
     assert (report.without_envelope, len(report.problems)) == (1, 2)
     assert list((runtime / "mailbox" / "inbox_backup_v0").iterdir()) == []
+
+
+def test_a_link_to_a_file_or_a_pipe_in_the_place_of_a_folder_is_left_out(
+    runtime: Path, database: MailboxDatabase, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").write_text("not Calyx's")
+    for name in ("inbox", "outbox"):
+        (runtime / "mailbox" / name).rmdir()
+    (runtime / "mailbox" / "inbox").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(runtime / "mailbox" / "outbox")
+
+    assert calyx_import.migrate(database, runtime, NOW).backups == ()
 
 
 def test_ten_thousand_ids_go_over_in_transactions_of_a_thousand(runtime: Path, database: MailboxDatabase) -> None:

@@ -77,7 +77,7 @@ class Allowlist:
         return len(self._database.write("deny", nhi))
 
     def export_json(self) -> bytes:
-        """The list as a JSON array."""
+        """Returns the list as a JSON array."""
         documents = [_Document(one.fingerprint, one.nhi, one.label, stamp(one.added_at)) for one in self.entries()]
         return msgspec.json.format(msgspec.json.encode(documents)) + b"\n"
 

@@ -101,7 +101,7 @@ def _back_up(mailbox: Path) -> tuple[Path, ...]:
     backed_up = {"seen_cache.json": "seen_cache.json.backup", "inbox": "inbox_backup_v0", "outbox": "outbox_backup_v0"}
     for name, backup in backed_up.items():
         original = mailbox / name
-        if original.exists() and (copy := _free(mailbox / backup, original)):
+        if (original.is_dir() or _content(original)) and (copy := _free(mailbox / backup, original)):
             _copy(original, copy)
             copies.append(copy)
     return tuple(copies)
@@ -202,7 +202,7 @@ def _parse(content: bytes, now: datetime) -> SeenEnvelope:
             envelope_timestamp=at,
             expires_at=at + SKEW,
         )
-    except (ValueError, OverflowError, RecursionError) as error:  # the 30th of February; a lone surrogate
+    except (ValueError, OverflowError, RecursionError) as error:  # 30 February; the end of 9999; a lone surrogate
         raise InvalidArgument("a value in it cannot be read") from error
 
 

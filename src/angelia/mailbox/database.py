@@ -11,6 +11,7 @@ import re
 import sqlite3
 import stat
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -56,13 +57,14 @@ SQL = _statements_by_name((_BESIDE / "statements.sql").read_text("utf-8"))
 _DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
 
 
-class NamedStatements:
+class NamedStatements(ABC):
     """Reads with the statements of `statements.sql`, by their names: in a transaction, or outside of one.
 
     UUIDs and times are bound as text, the way the tables have them."""
 
+    @abstractmethod
     def rows(self, name: str, *values: object) -> list[Any]:
-        raise NotImplementedError
+        """Returns all rows of a statement."""
 
     def row(self, name: str, *values: object) -> Any:
         """Returns the first row, or None."""

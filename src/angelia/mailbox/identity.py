@@ -158,8 +158,8 @@ def names(home: Path) -> list[str]:
 
 
 def local_name(home: Path, handle: str | None) -> str | None:
-    """The local name of an agent of this home, found by that name or by its handle; without either, that of the only
-    one. None if there is no such agent, or more than one."""
+    """Returns the local name of an agent of this home, found by that name or by its handle; without either, that of
+    the only one. None if there is no such agent, or more than one."""
     known = names(home)
     if handle is None:
         return known[0] if len(known) == 1 else None
@@ -242,9 +242,8 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
     try:
         with private_files.opened_directory(home) as above:
             if make and not private_files.exists(above, name):
-                private_files.make_below(
-                    home / name
-                )  # if another process was faster, the lock decides which one goes on
+                # If another process was faster, the lock decides which one goes on.
+                private_files.make_below(home / name)
             with private_files.opened_directory(home / name, within=above) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 with private_files.writing(home / name):

@@ -128,7 +128,7 @@ class Mailbox:
     def receive(
         self, content: bytes | Envelope, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY
     ) -> Opened:
-        """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
+        """Opens an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
             raise outcome
@@ -154,7 +154,7 @@ class Mailbox:
         return receipt
 
     def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """A receipt for an envelope that came again: the log has one of it already."""
+        """Returns a signed receipt without logging it: the log has one of an envelope that came again."""
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(

@@ -73,8 +73,8 @@ class OutboxMessage:
     @property
     def carried(self) -> bool:
         """Whether a person carries it: it was never sent to a server and never will be."""
-        sent = self.next_try_at is not None or self.attempts or self.last_error or self.reported is not None
-        return self.status is OutboxStatus.STORED and not sent
+        for_server = self.next_try_at is not None or self.attempts or self.last_error or self.reported is not None
+        return self.status is OutboxStatus.STORED and not for_server
 
     @property
     def onward(self) -> set[OutboxStatus]:

@@ -71,7 +71,7 @@ def refuse_shared(path: Path, status: os.stat_result, *, hint: str) -> None:
 
 
 def refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Refuses what belongs to another user, who can change it at any time. That includes root's access to it."""
+    """Refuses what belongs to another user, who can change it at any time. Root could open it, and is refused too."""
     if status.st_uid != os.geteuid():
         raise UnsafeFile(f"{path} belongs to another user", hint="run this as that user, or make agents of your own")
 
@@ -176,7 +176,7 @@ def unwritten(path: Path, error: OSError) -> AngeliaError:
 
 
 def explained(path: Path, error: OSError) -> AngeliaError:
-    """Returns the error for a file that could not be opened."""
+    """Returns the error for a file that could not be opened or read."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return unwritten(path, error)
     if error.errno == errno.ENOENT:
