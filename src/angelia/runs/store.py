@@ -5,11 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-import msgspec
-
 from angelia.runs.model import Latest, Run, RunState
-from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import record_of, statements
 
 SQL = statements(__file__)
 
@@ -26,16 +24,12 @@ async def page(
 ) -> list[Run]:
     at, id_ = before or (None, None)
     value = None if state is None else state.value
-    return [_run(row) for row in await tx.fetch(SQL["page"], job, value, at, id_, limit, prefix, only_open)]
+    return [record_of(Run, row) for row in await tx.fetch(SQL["page"], job, value, at, id_, limit, prefix, only_open)]
 
 
 async def latest(tx: Tx) -> list[Latest]:
-    return [msgspec.convert(dict(row), Latest) for row in await tx.fetch(SQL["latest"])]
+    return [record_of(Latest, row) for row in await tx.fetch(SQL["latest"])]
 
 
 async def last_done(tx: Tx) -> list[Run]:
-    return [_run(row) for row in await tx.fetch(SQL["last_done"])]
-
-
-def _run(row: Row) -> Run:
-    return msgspec.convert(dict(row), Run)
+    return [record_of(Run, row) for row in await tx.fetch(SQL["last_done"])]
