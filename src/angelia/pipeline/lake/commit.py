@@ -18,8 +18,8 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from angelia.errors import Conflict
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.listing import TableFile, find
-from angelia.pipeline.lake.listing import files as files_of
 from angelia.pipeline.lake.tables import DAY, RECEIPTS, SIMULATED_PROPERTY, Table
 from angelia.stores.objects import Objects
 
@@ -132,7 +132,7 @@ def replace(
     now = time.time_ns() // 1_000_000
     out = [
         RemoveAction(file.path, True, now, file.size, {DAY: f"{file.day}"})
-        for file in files_of(objects, table)
+        for file in listing.files(objects, table)
         if file.path in gone
     ]
     if len(out) != len(gone):

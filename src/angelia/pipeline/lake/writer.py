@@ -48,7 +48,7 @@ class LakeWrite:
     mark: Mark
     run: str
     days: tuple[date, date] | None  # to be replaced
-    gone: list[str] | None  # paths of files to be replaced
+    gone: set[str] | None  # paths of files to be replaced
     rows: int
 
 
@@ -64,9 +64,9 @@ def write(
     rows: int = 0,
 ) -> None:
     """Appends a frame to a table in one commit; idempotent for a mark. With `replacing`, it replaces the days from the
-    first up to, but not including, the second; with `files`, it replaces these, and `rows` is how many rows the change
-    is about."""
-    gone = None if files is None else [file.path for file in files]
+    first up to, but not including, the second; with `files`, it replaces these, `rows` is how many rows the change is
+    about, and a mark that was committed before raises Conflict."""
+    gone = None if files is None else {file.path for file in files}
     asked = LakeWrite(table.name, is_simulated(objects), mark, run, days=replacing, gone=gone, rows=rows)
     options = {
         "root": objects.root,
