@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from datetime import date
 
@@ -125,3 +126,9 @@ def test_what_is_settled_is_on_the_disk_with_its_log_and_directories(
 
 def test_a_table_that_is_not_there_is_no_error(objects: Objects) -> None:
     assert find(objects, NUMBERS) is None
+
+
+def test_a_file_of_an_ordered_table_whose_log_does_not_say_what_it_has_is_not_passed_over(objects: Objects) -> None:
+    put(objects, DAYS[:1], 1, Mark("job", 1))  # the log keeps bounds of the column that orders a table alone
+    with pytest.raises(Conflict, match="the log of numbers does not say which n are in day=2026-10-01"):
+        files_of(objects, dataclasses.replace(NUMBERS, ordered="n"))

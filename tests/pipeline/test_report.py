@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import uuid
 from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
@@ -208,3 +210,8 @@ def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects
     latency(contents, axes, False)
     lines = [list(line.get_ydata()) for line in axes.get_lines()]
     assert [[value == value for value in line] for line in lines] == [[True, False, True]] * 3
+
+
+def test_the_report_is_made_without_spark() -> None:
+    script = "import sys; from angelia.pipeline import report; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column
-from pyspark.sql import functions as f
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 _LOG = math.log(1.01)
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -15,6 +16,8 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 def bucket_column(micros: Column) -> Column:
     """The bucket of a time in microseconds; a shorter time counts as one microsecond."""
+    from pyspark.sql import functions as f  # here, because the report needs no Spark
+
     return (f.log(f.greatest(micros, f.lit(1))) / _LOG).cast("int")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from angelia.errors import Conflict
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -63,12 +65,22 @@ def files(objects: Objects, table: Table, days: tuple[date, date] | None = None)
             day=one["partition"][DAY],
             rows=one["num_records"],
             size=one["size_bytes"],
-            least=(one.get("min") or {}).get(table.ordered, 0),
-            most=(one.get("max") or {}).get(table.ordered, 0),
+            least=_bound(one, "min", table),
+            most=_bound(one, "max", table),
         )
         for one in pa.table(found.get_add_actions()).to_pylist()
     )
     return [file for file in listed if days is None or days[0] <= file.day < days[1]]
+
+
+def _bound(listed: dict[str, Any], which: str, table: Table) -> int:
+    """The smallest or largest value of a file, by the log. A file without it would be passed over in silence."""
+    if not table.ordered:
+        return 0
+    bound: int | None = (listed.get(which) or {}).get(table.ordered)
+    if bound is None:
+        raise Conflict(f"the log of {table.name} does not say which {table.ordered} are in {listed['path']}")
+    return bound
 
 
 def size(objects: Objects, table: Table) -> TableSize:

@@ -14,7 +14,6 @@ from pyarrow.acero import AggregateNodeOptions, Declaration, FilterNodeOptions, 
 from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import DAY, Table
-from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.runs import JobRun
 from angelia.stores.objects import Objects
 
@@ -48,6 +47,8 @@ def put(
 ) -> None:
     """Appends rows in one commit, or replaces the days from the first up to, but not including, the second."""
     mark = next_mark(objects, table, run)
+    from angelia.pipeline.lake.writer import Files  # here, because it imports Spark, which readers do not need
+
     with Files(objects, commit.as_in(objects, table), f"{run.run_id}-{mark.version}") as files:
         for batch in rows.select(table.schema.names).cast(table.schema).combine_chunks().to_batches():
             files.add(batch)
