@@ -6,7 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -29,6 +29,7 @@ from angelia.keys.model import link_document
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.mailbox import Mailbox
+from client.letters import now
 from client.recorder import Recorder
 from held_keys import held_keys
 
@@ -93,10 +94,6 @@ def opened(alice: Mailbox, bob: Mailbox) -> None:
 def client(recorder: Recorder, bob: Mailbox) -> Iterator[Client]:
     with Client(recorder.url, identity=bob) as client:
         yield client
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
 
 
 def know(one: Mailbox, other: Mailbox) -> None:
