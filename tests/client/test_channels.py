@@ -6,7 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -24,11 +24,20 @@ from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_doc
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, decode
-from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
+from angelia.errors import (
+    EpochStale,
+    InvalidArgument,
+    KeyNotFound,
+    OffsetGone,
+    RateLimited,
+    Unavailable,
+    VersionConflict,
+)
 from angelia.keys.model import link_document
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.mailbox import Mailbox
+from client.letters import now
 from client.recorder import Recorder
 from held_keys import held_keys
 
@@ -93,10 +102,6 @@ def opened(alice: Mailbox, bob: Mailbox) -> None:
 def client(recorder: Recorder, bob: Mailbox) -> Iterator[Client]:
     with Client(recorder.url, identity=bob) as client:
         yield client
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
 
 
 def know(one: Mailbox, other: Mailbox) -> None:
@@ -984,3 +989,13 @@ def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder
     with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
         client.channels.create(alice, "other", ChannelPolicy.PRIVATE)
     assert held_keys(alice, CHANNEL) == []
+
+
+def test_a_policy_is_changed_by_its_name(recorder: Recorder, alice: Mailbox) -> None:
+    recorder.tell("GET", PATH, shown())
+    recorder.tell("PUT", f"{PATH}/roster", shown(policy="private", roster_version=2))
+    with Client(recorder.url, identity=alice) as client:
+        assert client.channels.update(alice, CHANNEL, policy="private").policy is ChannelPolicy.PRIVATE
+        with pytest.raises(InvalidArgument, match="'closed' is no policy of a channel"):
+            client.channels.update(alice, CHANNEL, policy="closed")
+    assert [one.json()["policy"] for one in recorder.asked("PUT", f"{PATH}/roster")] == ["private"]

@@ -24,7 +24,7 @@ from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.outbox_message import OutboxStatus
-from client.letters import bodies, now
+from client.letters import bodies, later, now
 from live_agents import Person
 from lying_proxy import Answer, Asked, Liar, problem
 
@@ -65,11 +65,6 @@ def nameless(short_work: None, liar: Liar, tmp_path: Path) -> Iterator[Callable[
 
 def handle(person: Person) -> str:
     return person.mailbox.identity.handle
-
-
-def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
-    """The clients' clock, so much ahead."""
-    monkeypatch.setattr(clock, "now", lambda: now() + by)
 
 
 def published(person: Person, age: timedelta) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, Unreachable, clock, own_key_renewal, transport
+from angelia.client import AsyncClient, Client, Unreachable, own_key_renewal, transport
 from angelia.envelope.bundles import Link, UntrustedBundle
 from angelia.errors import Unauthenticated, Unavailable
-from angelia.keys.model import RotationPolicy, link_document
+from angelia.keys.model import RotationPolicy
 from angelia.mailbox import identity
 from angelia.mailbox.key_rotation import KeyRotation
 from angelia.mailbox.mailbox import Mailbox
 from angelia.runtime_file import read_runtime
+from client.letters import answer, later, newest, now, rotated, serve
 from client.recorder import Recorder
 from live_agents import Person
 from server_process import ServerProcess
@@ -41,41 +41,8 @@ def alice(boxes: Callable[[str], Mailbox]) -> Mailbox:
     return boxes("alice")
 
 
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
-    """The clients' clock, so much ahead."""
-    monkeypatch.setattr(clock, "now", lambda: now() + by)
-
-
-def rotated(box: Mailbox, **how: bool) -> Link:
-    box.key_rotation.begin(now(), **how)
-    return box.key_rotation.finish(now())
-
-
 def _kem(link: Link) -> Any:
     return link.bundle.kem_keys[0].key.key_id
-
-
-def newest(box: Mailbox) -> Link:
-    link = box.own_keys.newest()
-    assert link is not None
-    return link
-
-
-def answer(link: Link) -> dict[str, Any]:
-    """A bundle as a server gives it out."""
-    said: dict[str, Any] = msgspec.to_builtins(link_document(link))
-    return {**said, "bundle_id": link.bundle.hash.hex()}
-
-
-def serve(recorder: Recorder, name: str, *answers: dict[str, Any]) -> None:
-    """From now on the server says this about an agent's bundle, and nothing else."""
-    recorder.told["GET", f"/v1/keys/bundle/{name}"] = []
-    for one in answers:
-        recorder.tell("GET", f"/v1/keys/bundle/{name}", one)
 
 
 def test_publishing_twice_is_publishing_once(join: Callable[..., Person]) -> None:

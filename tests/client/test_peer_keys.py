@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from angelia.client import BadAnswer, Client, clock, own_key_renewal, peer_keys, transport
-from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, anchor_of, sign_bundle
+from angelia.client import BadAnswer, Client, own_key_renewal, peer_keys, transport
+from angelia.envelope.bundles import Bundle, Link, UntrustedBundle, anchor_of, sign_bundle
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
 from angelia.errors import KeyRevoked, KeyStale, Unavailable
@@ -21,6 +21,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.retry_rules import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
+from client.letters import answer, later, newest, now, rotated, serve
 from client.recorder import Recorder
 
 HOUR = timedelta(hours=1)
@@ -51,44 +52,9 @@ def client(recorder: Recorder, alice: Mailbox) -> Iterator[Client]:
         yield client
 
 
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
-    """The clients' clock, so much ahead."""
-    monkeypatch.setattr(clock, "now", lambda: now() + by)
-
-
-def rotated(box: Mailbox, **how: bool) -> Link:
-    box.key_rotation.begin(now(), **how)
-    return box.key_rotation.finish(now())
-
-
-def newest(box: Mailbox) -> Link:
-    link = box.own_keys.newest()
-    assert link is not None
-    return link
-
-
-def answer(link: Link, key: OneTimeKey | None = None, **more: object) -> dict[str, Any]:
-    """A bundle as a server gives it out, with a one-time key or without."""
-    said: dict[str, Any] = msgspec.to_builtins(link_document(link))
-    if key is not None:
-        more = {"one_time": True, "one_time_key": msgspec.to_builtins(one_time_document(key)), **more}
-    return {**said, "bundle_id": link.bundle.hash.hex(), **more}
-
-
 def since(*links: Link, has_more: bool = False) -> dict[str, Any]:
     bundles = [msgspec.to_builtins(link_document(link)) for link in links]
     return {"bundles": bundles, "has_more": has_more, "revoked": []}
-
-
-def serve(recorder: Recorder, name: str, *answers: dict[str, Any]) -> None:
-    """From now on the server says this about an agent's bundle, and nothing else."""
-    recorder.told["GET", f"/v1/keys/bundle/{name}"] = []
-    for one in answers:
-        recorder.tell("GET", f"/v1/keys/bundle/{name}", one)
 
 
 def asked(recorder: Recorder) -> list[str]:

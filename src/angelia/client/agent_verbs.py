@@ -136,8 +136,8 @@ class AgentMail(OwnNamespace[Mode]):
     def receipts(
         self, *, status: DeliveryStatus | None = None, since: datetime | None = None, side: Side | None = None
     ) -> Batches[CheckedReceipt]:
-        """What became of all messages that the agent sent and received, or of one side, newest first. Every signature
-        is checked."""
+        """Yields what became of all messages that the agent sent and received, or of one side, newest first. Every
+        signature is checked."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[CheckedReceipt], str | None]]:
             query = mail.ReceiptQuery(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)

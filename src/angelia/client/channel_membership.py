@@ -62,13 +62,12 @@ def create_channel(
 ) -> Exchange[ChannelView]:
     """Creates a channel with its first roster and its first key, and returns it. Without a policy, the agents of
     `allow` may subscribe. After a crash between roster and key, the owner's next publish makes the key."""
-    if policy not in list(ChannelPolicy):
-        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
+    policy = _policy(policy)
     mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
-    roster = first_roster(mailbox, name, ChannelPolicy(policy), listed)
-    wanted = api.NewChannel(channel_name=name, policy=ChannelPolicy(policy), roster=roster_document(roster))
+    roster = first_roster(mailbox, name, policy, listed)
+    wanted = api.NewChannel(channel_name=name, policy=policy, roster=roster_document(roster))
     given = {limit: value for limit, value in limits.items() if value is not None}
     made = yield from ask(api.CREATE, body=msgspec.structs.replace(wanted, **given))
     if (made.channel_id, made.name) != (roster.channel_id, roster.name):
@@ -80,16 +79,17 @@ def create_channel(
 
 
 def update_channel(
-    mailbox: Mailbox, channel: str | UUID, *, policy: ChannelPolicy | None = None, **limits: Unpack[ChannelLimits]
+    mailbox: Mailbox, channel: str | UUID, *, policy: str | None = None, **limits: Unpack[ChannelLimits]
 ) -> Exchange[ChannelView]:
     """Changes a channel of the agent's own; what is not given stays. Another policy is signed with the next roster, and
     removes subscribers that it does not admit; the present policy again only checks all subscribers."""
+    wanted = None if policy is None else _policy(policy)
     found = yield from find_channel(mailbox, channel)
-    if policy is not None and policy != found.policy:
-        found, policy = (yield from change_roster(mailbox, found, policy=policy)), None
+    if wanted is not None and wanted is not found.policy:
+        found, wanted = (yield from change_roster(mailbox, found, policy=wanted)), None
         if all(limit is None for limit in limits.values()):
             return found
-    return (yield from channel_calls.change_channel(found.channel_id, api.ChannelChange(policy=policy, **limits)))
+    return (yield from channel_calls.change_channel(found.channel_id, api.ChannelChange(policy=wanted, **limits)))
 
 
 def allow(
@@ -239,6 +239,12 @@ def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]
                 raise UntrustedRoster(f"asked for {owner}/{short}, the server showed {found.name}")
             return found
     raise NotFound(f"there is no channel {name}", hint="angelia channel list")
+
+
+def _policy(name: str) -> ChannelPolicy:
+    if name not in list(ChannelPolicy):
+        raise InvalidArgument(f"{name!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
+    return ChannelPolicy(name)
 
 
 def _refuse_others(mailbox: Mailbox, found: ChannelView) -> None:

@@ -115,7 +115,7 @@ def _take(mailbox: Mailbox, update: OutboxUpdate, row: OutboxMessage, answer: Re
 
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[StatusChange | SentMail | None]:
-    """Does the same for one message. Returns its new status, or its second sending, or None if nothing has changed."""
+    """Updates one message of the outbox. Returns its new status, its second sending, or None if nothing has changed."""
     row = mailbox.outbox.message(replay_key)
     answer = yield from ask(api.SHOW_RECEIPT, row.replay_key)
     return (yield from _taken(mailbox, row, answer))

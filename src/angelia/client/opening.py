@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
+from angelia.client import clock
 from angelia.client.transport import origin
 from angelia.errors import InvalidArgument, NotFound, Unauthenticated
 from angelia.mailbox import identity as identities
@@ -41,7 +41,7 @@ def open_mailbox(
         raise Unauthenticated(
             f"{identity.handle} is not registered with a server", hint=f"angelia agent register --as {local}"
         )
-    return server, Mailbox(settings.home, identity, datetime.now(UTC), ttl_max=settings.max_ttl_seconds)
+    return server, Mailbox(settings.home, identity, clock.now(), ttl_max=settings.max_ttl_seconds)
 
 
 def _local_name(home: Path, wanted: str | None) -> str:

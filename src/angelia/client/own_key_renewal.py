@@ -151,7 +151,7 @@ def _settled(
         else:
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
-        mailbox.own_keys.refresh()  # since the request that was refused
+        mailbox.own_keys.refresh()  # the pair may have been rotated since the refused request was signed
         pending = mailbox.key_rotation.pending()
         if mailbox.own_keys.identity.key_id != signed_by:  # another process was faster; its pair signs now
             done = yield from _confirmed(mailbox, link)
@@ -210,9 +210,7 @@ def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> 
 
 
 def _keys_of(bundle: Bundle) -> tuple[object, ...]:
-    return bundle.signer.signer_id, {
-        entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE
-    }
+    return bundle.signer.signer_id, bundle.active_ids
 
 
 def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:
