@@ -42,7 +42,7 @@ def main(*, quick: bool) -> list[Result]:
 
 async def _grouped(url: str, count: int) -> float:
     ledger = await Ledger.open(url)
-    commits: GroupCommit[Registration, RegistrationOutcome] = GroupCommit(ledger, register_batch)
+    commits: GroupCommit[Registration, RegistrationOutcome] = GroupCommit(ledger.transaction, register_batch)
     rate = await _writers(count, commits.submit)
     await ledger.close()
     return rate

@@ -1022,7 +1022,7 @@ async def test_a_ledger_that_fails_during_a_poll_gives_the_messages_back(
 
     await office.sent(alice, bob, now)
     with monkeypatch.context() as away:
-        away.setattr("angelia.mail.delivery.store.claimable_in_order", fail)
+        away.setattr("angelia.mail.delivery.store.claimable", fail)
         with pytest.raises(Unavailable):
             await office.poll(bob, now)
     (got,) = await office.poll(bob, now)

@@ -85,14 +85,14 @@ async def transactions(ledger: Ledger) -> int:
 
 
 async def test_items_that_come_together_share_one_transaction(tables: Ledger) -> None:
-    group = GroupCommit(tables, Notes().write)
+    group = GroupCommit(tables.transaction, Notes().write)
     assert await outcomes(group, [Note(n) for n in range(100)]) == [n * 2 for n in range(100)]
     assert (await transactions(tables), len(await rows(tables))) == (1, 100)
 
 
 async def test_a_batch_has_its_bound(tables: Ledger) -> None:
     notes = Notes()
-    group = GroupCommit(tables, notes.write, most=10)
+    group = GroupCommit(tables.transaction, notes.write, most=10)
     await outcomes(group, [Note(n) for n in range(35)])
     assert [len(batch) for batch in notes.batches] == [10, 10, 10, 5]
     assert await transactions(tables) == 4
@@ -100,7 +100,7 @@ async def test_a_batch_has_its_bound(tables: Ledger) -> None:
 
 async def test_while_one_batch_is_committed_the_next_gathers_in_order(tables: Ledger) -> None:
     notes = Notes(gate=asyncio.Event())
-    group = GroupCommit(tables, notes.write)
+    group = GroupCommit(tables.transaction, notes.write)
     waiting = [asyncio.create_task(group.submit(Note(0)))]
     await notes.entered.wait()
     waiting += [asyncio.create_task(group.submit(Note(n))) for n in range(1, 20)]
@@ -114,20 +114,22 @@ async def test_while_one_batch_is_committed_the_next_gathers_in_order(tables: Le
 async def test_an_item_that_fails_the_batch_fails_alone(tables: Ledger) -> None:
     async with tables.transaction() as tx:
         await tx.execute("INSERT INTO notes VALUES (5)")
-    results = await outcomes(GroupCommit(tables, Notes().write), [Note(n) for n in range(10)])
+    results = await outcomes(GroupCommit(tables.transaction, Notes().write), [Note(n) for n in range(10)])
     assert isinstance(results.pop(5), UniqueViolation)
     assert results == [n * 2 for n in range(10) if n != 5]
     assert await rows(tables) == list(range(10))
 
 
 async def test_a_value_that_cannot_be_stored_fails_alone(tables: Ledger) -> None:
-    results = await outcomes(GroupCommit(tables, Notes().write), [Note(1), Note(2, "a\0b"), Note(2**40), Note(4)])
+    results = await outcomes(
+        GroupCommit(tables.transaction, Notes().write), [Note(1), Note(2, "a\0b"), Note(2**40), Note(4)]
+    )
     assert [results[0], results[3], await rows(tables)] == [2, 8, [1, 4]]
     assert all(isinstance(result, AngeliaError) and result.code == "invalid_argument" for result in results[1:3])
 
 
 async def test_an_items_own_error_reaches_its_caller_and_costs_the_others_nothing(tables: Ledger) -> None:
-    group = GroupCommit(tables, Notes().write)
+    group = GroupCommit(tables.transaction, Notes().write)
     results = await outcomes(group, [Note(1), Note(2, "refused"), Note(3)])
     assert (results[0], results[2]) == (2, 6)
     assert isinstance(results[1], Conflict)
@@ -136,14 +138,16 @@ async def test_an_items_own_error_reaches_its_caller_and_costs_the_others_nothin
 
 
 async def test_a_batch_that_fails_at_commit_gives_nobody_a_result_too_early(tables: Ledger) -> None:
-    results = await outcomes(GroupCommit(tables, Notes().write), [Note(1), Note(2, "bad at commit"), Note(3)])
+    results = await outcomes(
+        GroupCommit(tables.transaction, Notes().write), [Note(1), Note(2, "bad at commit"), Note(3)]
+    )
     assert (results[0], results[2]) == (2, 6)
     assert isinstance(results[1], StatementError)
     assert await rows(tables) == [1, 3]
 
 
 async def test_whoever_has_a_result_finds_it_committed(tables: Ledger, stores: Any) -> None:
-    group = GroupCommit(tables, Notes().write, most=7)
+    group = GroupCommit(tables.transaction, Notes().write, most=7)
     readers = await asyncpg.create_pool(stores.database_url, min_size=0, max_size=4)
 
     async def write_and_look(n: int) -> bool:
@@ -159,7 +163,7 @@ async def test_a_connection_that_breaks_is_unavailable_for_all_and_nobody_is_tri
     tables: Ledger, moment: str
 ) -> None:
     notes = Notes()
-    results = await outcomes(GroupCommit(tables, notes.write), [Note(1), Note(2, moment), Note(3)])
+    results = await outcomes(GroupCommit(tables.transaction, notes.write), [Note(1), Note(2, moment), Note(3)])
     assert [type(result) for result in results] == [Unavailable] * 3
     assert (notes.batches, await rows(tables)) == ([[1, 2, 3]], [])
 
@@ -167,21 +171,21 @@ async def test_a_connection_that_breaks_is_unavailable_for_all_and_nobody_is_tri
 async def test_a_ledger_that_is_away_is_unavailable_for_all() -> None:
     ledger = await Ledger.open("postgresql://nobody@/nothing?host=/nonexistent")
     notes = Notes()
-    results = await outcomes(GroupCommit(ledger, notes.write), [Note(1), Note(2)])
+    results = await outcomes(GroupCommit(ledger.transaction, notes.write), [Note(1), Note(2)])
     await ledger.close()
     assert [type(result) for result in results] == [Unavailable] * 2
     assert notes.batches == []
 
 
 async def test_it_works_again_when_the_ledger_is_back(tables: Ledger) -> None:
-    group = GroupCommit(tables, Notes().write)
+    group = GroupCommit(tables.transaction, Notes().write)
     await outcomes(group, [Note(1, "fatal")])
     assert await outcomes(group, [Note(2)]) == [4]
 
 
 async def test_a_caller_that_left_before_its_batch_is_not_written(tables: Ledger) -> None:
     notes = Notes(gate=asyncio.Event())
-    group = GroupCommit(tables, notes.write)
+    group = GroupCommit(tables.transaction, notes.write)
     first = asyncio.create_task(group.submit(Note(1)))
     await notes.entered.wait()
     gone, stays = asyncio.create_task(group.submit(Note(2))), asyncio.create_task(group.submit(Note(3)))
@@ -196,7 +200,7 @@ async def test_a_caller_that_left_before_its_batch_is_not_written(tables: Ledger
 
 async def test_a_caller_that_leaves_in_mid_commit_disturbs_nobody(tables: Ledger) -> None:
     notes = Notes(gate=asyncio.Event())
-    group = GroupCommit(tables, notes.write)
+    group = GroupCommit(tables.transaction, notes.write)
     gone, stays = (asyncio.create_task(group.submit(Note(n))) for n in (1, 2))
     await notes.entered.wait()
     gone.cancel()
@@ -207,7 +211,7 @@ async def test_a_caller_that_leaves_in_mid_commit_disturbs_nobody(tables: Ledger
 
 
 async def test_close_waits_for_what_waits(tables: Ledger) -> None:
-    group = GroupCommit(tables, Notes().write, most=3)
+    group = GroupCommit(tables.transaction, Notes().write, most=3)
     waiting = [asyncio.create_task(group.submit(Note(n))) for n in range(10)]
     await asyncio.sleep(0)
     await group.close()
@@ -216,7 +220,7 @@ async def test_close_waits_for_what_waits(tables: Ledger) -> None:
 
 
 async def test_close_of_an_idle_group_is_at_once(tables: Ledger) -> None:
-    await GroupCommit(tables, Notes().write).close()
+    await GroupCommit(tables.transaction, Notes().write).close()
 
 
 @pytest.mark.parametrize("answers", [[], [1], [1, 2, 3]])
@@ -225,7 +229,7 @@ async def test_results_that_do_not_fit_the_items_write_nothing(tables: Ledger, a
         await tx.execute("INSERT INTO notes SELECT unnest($1::int[])", [note.id for note in notes])
         return answers if len(notes) > 1 else []
 
-    results = await outcomes(GroupCommit(tables, miscounted), [Note(1), Note(2)])
+    results = await outcomes(GroupCommit(tables.transaction, miscounted), [Note(1), Note(2)])
     assert all(isinstance(result, ValueError) for result in results)
     assert await rows(tables) == []
 
@@ -291,7 +295,7 @@ async def test_in_any_grouping_each_item_fares_as_it_would_alone(
 ) -> None:
     async with tables.transaction() as tx:
         await tx.execute("DELETE FROM notes")
-    group: GroupCommit[Note, bool] = GroupCommit(tables, claim, most=most)
+    group: GroupCommit[Note, bool] = GroupCommit(tables.transaction, claim, most=most)
     waiting = []
     for note, pause in zip(notes, pauses, strict=False):
         waiting.append(asyncio.create_task(_said(group.submit(note))))

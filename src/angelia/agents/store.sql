@@ -107,16 +107,9 @@ WHERE agent_id = $1 AND ($2::timestamptz IS NULL OR (blocked_at, blocked_id) > (
 ORDER BY blocked_at, blocked_id LIMIT $4
 
 -- name: blocked
--- Of pairs of handles, those whose second has blocked the first: per pair two look-ups by handle and one in the block list.
--- The LIMIT enforces this plan: with joins, the planner would scan all agents or all block lists for a hundred pairs.
-SELECT sender, recipient
-FROM unnest($1::text[], $2::text[]) AS given (sender, recipient)
-CROSS JOIN LATERAL (
-  SELECT FROM blocks
-  WHERE agent_id = (SELECT id FROM agents WHERE handle = recipient)
-    AND blocked_id = (SELECT id FROM agents WHERE handle = sender)
-  LIMIT 1
-) AS listed
+-- Of pairs of handles, those whose second has blocked the first.
+SELECT sender, recipient FROM unnest($1::text[], $2::text[]) AS w (sender, recipient)
+CROSS JOIN LATERAL ({blocked}) AS b WHERE b.blocked
 
 -- name: count
 SELECT count(*) FROM agents

@@ -8,9 +8,11 @@ e.event_id, e.occurred_at, e.event_type, e.actor_nhi AS actor, e.object_nhi AS o
 position, encode(entry_hash, 'hex') AS entry_hash, node_key_id, signed_at, encode(signature, 'hex') AS signature
 
 -- name: record
-INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, object_nhi, message_id, replay_key, detail, event_hash)
-SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::varchar[], $5::varchar[], $6::uuid[], $7::bytea[],
-                     $8::jsonb[], $9::bytea[])
+WITH events AS (
+  SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::varchar[], $5::varchar[], $6::uuid[], $7::bytea[],
+                       $8::jsonb[], $9::bytea[])
+)
+{record}
 
 -- name: sealer
 -- The row lock keeps two sealers apart even if one runs without the tick's advisory lock.

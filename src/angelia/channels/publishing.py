@@ -52,7 +52,7 @@ class Publishing:
         self._wake = wake
         self._admission = admission
         self._failures = failures
-        self._appends = GroupCommit(ledger, append_batch, most=_MOST_TOGETHER)
+        self._appends = GroupCommit(ledger.transaction, append_batch, most=_MOST_TOGETHER)
 
     async def close(self) -> None:
         await self._appends.close()

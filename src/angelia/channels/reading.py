@@ -48,7 +48,7 @@ class Readers:
         self._ledger = ledger
         self._wake = wake
         self._admission = admission
-        self._looks: GroupCommit[_Look, ReadResult] = GroupCommit(ledger, self._look_together, reads=True)
+        self._looks: GroupCommit[_Look, ReadResult] = GroupCommit(ledger.reading, self._look_together)
 
     async def close(self) -> None:
         await self._looks.close()

@@ -1,6 +1,6 @@
 """Whether envelopes may be accepted and delivered, by the keys that they are sealed to and signed with.
 
-Each function checks many envelopes at once; the caller decides what to do with the outcomes.
+The statements of mail ask `parts.sql` together with what they ask themselves; here the columns are judged.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import InvalidKey, SuiteRefused
 from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.envelope.times import moment
 from angelia.envelope.wire import Header
 from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale
 from angelia.keys import store
-from angelia.keys.model import KEM_TYPES, ONE_TIME_USE, TYPE_NAMES, KeyRecord, KeyStatus
+from angelia.keys.model import KEM_TYPES, ONE_TIME_USE, KemStanding, KeyStatus, PairStanding
 from angelia.keys.service import answer_of, no_bundle
-from angelia.stores.ledger import Tx
+from angelia.stores.ledger import Row, Tx
 
-_HALVES = {TYPE_NAMES[KeyType.ED25519], TYPE_NAMES[KeyType.ML_DSA_65]}
+_MOST_PAIRS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,9 @@ class Standing:
     refusal: AngeliaError | None = None
     one_time: bool = False
     stale: bool = False
+
+
+_GOOD, _ONE_TIME, _STALE = Standing(), Standing(one_time=True), Standing(stale=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +62,25 @@ class EnvelopeKeys(NamedTuple):
     accepted_at: datetime
 
 
-async def standings(tx: Tx, headers: Sequence[Header], now: datetime) -> list[Standing]:
-    """For each envelope, whether it is sealed in a suite that its recipient accepts, and to a key that is good."""
-    found = await store.standings(tx, [(h.recipient_nhi, h.key_id, moment(h.created_at)) for h in headers])
-    unknown = [
-        (header.recipient_nhi, header.key_id, header.sender_nhi)
-        for header, (_, record) in zip(headers, found, strict=True)
-        if record is None
-    ]
-    issued = await store.one_time_issued(tx, unknown, now - ONE_TIME_USE) if unknown else {}
-    return [
-        _standing(header, mask, record, issued.get((header.recipient_nhi, header.key_id)), now)
-        for header, (mask, record) in zip(headers, found, strict=True)
-    ]
-
-
-async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> list[AngeliaError | None]:
-    """Marks the one-time keys of envelopes as used, in the transaction that stores them; each key serves one envelope.
-    Returns one outcome per envelope: None, or an error without a bundle, since the rules on reading keys are not asked
-    here."""
-    wanted = [(h.recipient_nhi, h.key_id, h.sender_nhi) for h in headers]
-    spent = await store.spend_one_time(tx, wanted, now, now - ONE_TIME_USE)
-    outcomes: list[AngeliaError | None] = []
-    for recipient, key_id, _ in wanted:
-        outcomes.append(None if (recipient, key_id) in spent else bare_stale(recipient))
-        spent.discard((recipient, key_id))
-    return outcomes
+def standing(row: Row, header: Header, now: datetime) -> Standing:
+    """Whether an envelope is sealed in a suite that its recipient accepts, and to a key that is good, by a row of the
+    part `standing`."""
+    recipient, wanted, suites = header.recipient_nhi, KEM_TYPES.get(header.suite), row["suites"]
+    if suites is None:
+        return Standing(no_bundle(recipient))
+    if wanted is None or not suites & header.suite.bit:
+        return Standing(SuiteRefused(f"{recipient} does not take suite {int(header.suite)}"))
+    if row["key_status"] is None:
+        issued_at = row["one_time_issued_at"]
+        one_time = row["one_time_type"] == wanted and issued_at >= now - ONE_TIME_USE
+        return _ONE_TIME if one_time else _STALE
+    key = KemStanding(KeyStatus(row["key_status"]), row["key_expires_at"], row["key_rotated_at"])
+    if key.status is KeyStatus.REVOKED:
+        hint = "fetch its bundle and seal the message again"
+        return Standing(KeyRevoked(f"this key of {recipient} was revoked", hint=hint))
+    if row["key_type"] != wanted or not key.takes_envelope_of(moment(header.created_at), now):
+        return _STALE
+    return _GOOD
 
 
 async def stale(tx: Tx, recipients: Iterable[str]) -> dict[str, AngeliaError]:
@@ -109,44 +104,50 @@ def bare_stale(recipient: str) -> KeyStale:
     return KeyStale(f"this key of {recipient} is no longer the one to seal to", hint="fetch its bundle and seal again")
 
 
+class Pairs:
+    """Signing pairs that were read before, parsed. Their id is a hash of their bytes, so these never change; whether a
+    pair may sign is asked each time."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, UUID], VerifyingPair] = {}
+
+    def known(self, signed: Signed) -> VerifyingPair | None:
+        return self._known.get((signed.agent, signed.signer_id))
+
+    def judged(
+        self, row: Row, signed: Signed, known: VerifyingPair | None, accepted_at: datetime
+    ) -> VerifyingPair | AngeliaError:
+        """The pair to verify a claim with, or why there is none, by a row of the part `signer`; `known` is the pair
+        whose bytes were not asked for."""
+        if not row["pair_found"]:
+            return KeyNotFound(f"{signed.agent} has no such signing pair", hint="publish them: angelia key publish")
+        pair = PairStanding(row["pair_rotated_at"], row["pair_revoked_at"], row["pair_compromised_since"])
+        if not pair.signs_envelope_of(signed.at, accepted_at):
+            if pair.revoked_at is not None:
+                return KeyRevoked(f"this signing pair of {signed.agent} was revoked")
+            return KeyStale(f"this signing pair of {signed.agent} was replaced", hint="sign with the present one")
+        if known is not None:
+            return known
+        parsed = parse_pair(row["ed25519"], row["ml_dsa"])
+        if parsed.signer_id != signed.signer_id:
+            return InvalidKey(f"what is stored of this signing pair of {signed.agent} is damaged")
+        if len(self._known) >= _MOST_PAIRS:
+            self._known.clear()
+        self._known[signed.agent, signed.signer_id] = parsed
+        return parsed
+
+
+PAIRS = Pairs()
+
+
 async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> list[VerifyingPair | AngeliaError]:
     """For each claim the signing pair to verify it with, or why there is none."""
-    halves = await store.signers(tx, list({(one.agent, one.signer_id) for one in signed}))
-    return [_signer(one, halves.get((one.agent, one.signer_id), {}), accepted_at) for one in signed]
+    known = [PAIRS.known(one) for one in signed]
+    wanted = [(one.agent, one.signer_id, pair is not None) for one, pair in zip(signed, known, strict=True)]
+    rows = await store.signers(tx, wanted)
+    return [PAIRS.judged(row, one, pair, accepted_at) for row, one, pair in zip(rows, signed, known, strict=True)]
 
 
 async def with_revoked_keys(tx: Tx, held: Sequence[EnvelopeKeys]) -> set[int]:
     """The places of the envelopes that must not be delivered, because a key of theirs was revoked since."""
     return await store.with_revoked_keys(tx, held)
-
-
-def _standing(
-    header: Header, mask: int | None, record: KeyRecord | None, one_time_type: str | None, now: datetime
-) -> Standing:
-    recipient, wanted = header.recipient_nhi, KEM_TYPES.get(header.suite)
-    if mask is None:
-        return Standing(no_bundle(recipient))
-    if wanted is None or not mask & header.suite.bit:
-        return Standing(SuiteRefused(f"{recipient} does not take suite {int(header.suite)}"))
-    if record is None:
-        return Standing(one_time=True) if one_time_type == wanted else Standing(stale=True)
-    if record.status is KeyStatus.REVOKED:
-        hint = "fetch its bundle and seal the message again"
-        return Standing(KeyRevoked(f"this key of {recipient} was revoked", hint=hint))
-    if record.key_type != wanted or not record.takes_envelope_of(moment(header.created_at), now):
-        return Standing(stale=True)
-    return Standing()
-
-
-def _signer(signed: Signed, halves: dict[str, KeyRecord], accepted_at: datetime) -> VerifyingPair | AngeliaError:
-    if halves.keys() != _HALVES:
-        return KeyNotFound(f"{signed.agent} has no such signing pair", hint="publish them: angelia key publish")
-    ed25519, ml_dsa = halves[TYPE_NAMES[KeyType.ED25519]], halves[TYPE_NAMES[KeyType.ML_DSA_65]]
-    if not ed25519.signs_envelope_of(signed.at, accepted_at):
-        if ed25519.revoked_at is not None:
-            return KeyRevoked(f"this signing pair of {signed.agent} was revoked")
-        return KeyStale(f"this signing pair of {signed.agent} was replaced", hint="sign with the present one")
-    pair = parse_pair(ed25519.public_key, ml_dsa.public_key)
-    if pair.signer_id != signed.signer_id:
-        return InvalidKey(f"what is stored of this signing pair of {signed.agent} is damaged")
-    return pair

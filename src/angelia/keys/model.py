@@ -94,8 +94,17 @@ class KeyRecord:
     compromised_since: datetime | None = None
     signer_id: UUID | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class KemStanding:
+    """How a key stands that envelopes are sealed to."""
+
+    status: KeyStatus
+    expires_at: datetime | None = None
+    rotated_at: datetime | None = None
+
     def takes_envelope_of(self, created_at: datetime, now: datetime) -> bool:
-        """Whether the server admits an envelope sealed to this KEM key; the sender's copy may be an hour old."""
+        """Whether the server admits an envelope sealed to this key; the sender's copy of it may be an hour old."""
         if self.status is KeyStatus.ACTIVE:
             return self.expires_at is None or now < self.expires_at
         return (
@@ -105,8 +114,17 @@ class KeyRecord:
             and now < self.rotated_at + DESTROY_AFTER
         )
 
+
+@dataclass(frozen=True, slots=True)
+class PairStanding:
+    """How a signing pair stands."""
+
+    rotated_at: datetime | None = None
+    revoked_at: datetime | None = None
+    compromised_since: datetime | None = None
+
     def signs_envelope_of(self, created_at: datetime, accepted_at: datetime) -> bool:
-        """Whether a signature by this key is valid in an envelope that was made and accepted at these times."""
+        """Whether a signature by this pair is valid in an envelope that was made and accepted at these times."""
         if self.revoked_at is not None and accepted_at >= (self.compromised_since or self.revoked_at):
             return False
         return self.rotated_at is None or created_at <= self.rotated_at + SKEW

@@ -138,8 +138,7 @@ class Keys:
             withdrawn = [found]
             if found.signer_id is not None:
                 await agents_service.end_former_keys(tx, agent.id)
-                pair = (present.handle, found.signer_id)
-                withdrawn = list((await store.signers(tx, [pair]))[pair].values())
+                withdrawn = await store.pair(tx, present.handle, found.signer_id)
             since = min(compromised_since or now, now)
             await store.revoke(tx, present.handle, [one.key_id for one in withdrawn], now, since)
             changes = [KeyChange(one.key_type, one.key_id, None) for one in withdrawn]

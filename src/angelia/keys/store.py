@@ -51,34 +51,14 @@ async def add_bundle(tx: Tx, bundle: Bundle, document: LinkDocument, now: dateti
     await tx.execute(SQL["add_bundle"], *place, *times, bundle.suites, document.bundle, document.rotation_statement)
 
 
-async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
-    """For each recipient, key and time: the suites that the recipient accepted then, and the record of the key."""
-    rows = await tx.fetch(SQL["standings"], *columns(wanted, 3))
-    return [(row["suites"], None if row["agent_nhi"] is None else record_of(KeyRecord, row)) for row in rows]
+async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID, bool]]) -> Sequence[Row]:
+    """How each signing pair stands, with its bytes unless they are known."""
+    return await tx.fetch(SQL["signers"], *columns(wanted, 3))
 
 
-async def one_time_issued(
-    tx: Tx, wanted: Sequence[tuple[str, UUID, str]], issued_after: datetime
-) -> dict[tuple[str, UUID], str]:
-    """The types of those keys that were issued to these senders and are not used yet."""
-    rows = await tx.fetch(SQL["one_time_issued"], *columns(wanted, 3), issued_after)
-    return {(row["agent_nhi"], row["key_id"]): row["key_type"] for row in rows}
-
-
-async def spend_one_time(
-    tx: Tx, wanted: Sequence[tuple[str, UUID, str]], now: datetime, issued_after: datetime
-) -> set[tuple[str, UUID]]:
-    """Marks one-time keys as used by these senders. Returns those that were issued to them and still unused."""
-    rows = await tx.fetch(SQL["spend_one_time"], *columns(wanted, 3), now, issued_after)
-    return {(row["agent_nhi"], row["key_id"]) for row in rows}
-
-
-async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str, UUID], dict[str, KeyRecord]]:
-    """The two halves of each signing pair, by type."""
-    pairs: dict[tuple[str, UUID], dict[str, KeyRecord]] = {}
-    for row in await tx.fetch(SQL["signers"], *columns(wanted, 2)):
-        pairs.setdefault((row["agent_nhi"], row["signer_id"]), {})[row["key_type"]] = record_of(KeyRecord, row)
-    return pairs
+async def pair(tx: Tx, agent_nhi: str, signer_id: UUID) -> list[KeyRecord]:
+    """The two halves of a signing pair."""
+    return [record_of(KeyRecord, row) for row in await tx.fetch(SQL["pair"], agent_nhi, signer_id)]
 
 
 async def with_revoked_keys(tx: Tx, wanted: Sequence[tuple[str, UUID, str, UUID, datetime]]) -> set[int]:

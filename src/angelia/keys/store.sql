@@ -17,38 +17,18 @@ INSERT INTO bundles (agent_nhi, bundle_version, bundle_hash, prev_bundle_hash, i
   suites, bundle, rotation_statement)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
--- name: standings
--- For each envelope: which suites its recipient accepted at the envelope's time (those of the bundle of that time, or of its
--- first one), and the record of the key.
-SELECT w.n, coalesce(
-    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient AND b.issued_at <= w.at
-     ORDER BY b.bundle_version DESC LIMIT 1),
-    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient ORDER BY b.bundle_version LIMIT 1)
-  ) AS suites,
-  {key_columns}
-FROM unnest($1::varchar[], $2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS w (recipient, id, at, n)
-LEFT JOIN key_records AS k ON k.agent_nhi = w.recipient AND k.key_id = w.id
-ORDER BY w.n
-
--- name: one_time_issued
-SELECT o.agent_nhi, o.key_id, o.key_type FROM unnest($1::varchar[], $2::uuid[], $3::varchar[]) AS w (recipient, key_id, sender)
-JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
-WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $4
-
 -- name: with_revoked_keys
 SELECT w.n::int - 1 AS n FROM unnest($1::varchar[], $2::uuid[], $3::varchar[], $4::uuid[], $5::timestamptz[])
   WITH ORDINALITY AS w (recipient, key_id, sender, signer_id, accepted_at, n)
-WHERE EXISTS (
-  SELECT FROM key_records AS k WHERE k.agent_nhi = w.recipient AND k.key_id = w.key_id AND k.status = 'revoked'
-) OR EXISTS (
-  SELECT FROM key_records AS k WHERE k.agent_nhi = w.sender AND k.signer_id = w.signer_id
-    AND w.accepted_at >= coalesce(k.compromised_since, k.revoked_at)
-)
+CROSS JOIN LATERAL ({revoked}) AS k WHERE k.revoked
 
 -- name: signers
-SELECT {key_columns}
-FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, pair)
-JOIN key_records AS k ON k.agent_nhi = w.sender AND k.signer_id = w.pair
+SELECT p.* FROM unnest($1::varchar[], $2::uuid[], $3::boolean[]) WITH ORDINALITY AS w (signer, signer_id, pair_known, n)
+CROSS JOIN LATERAL ({signer}) AS p
+ORDER BY w.n
+
+-- name: pair
+SELECT {key_columns} FROM key_records WHERE agent_nhi = $1 AND signer_id = $2
 
 -- name: changed_since
 -- Agents whose bundle or key statuses changed, by name; the hot tier's copy of their bundle may be old.
@@ -162,17 +142,6 @@ WHERE agent_nhi = $1 AND key_id = (
   ORDER BY created_at, key_id LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 RETURNING key_id, key_type, public_key, signature_ed25519, signature_ml_dsa, created_at
-
--- name: spend_one_time
-UPDATE one_time_keys AS o SET used_at = $4
-FROM (
-  SELECT o.agent_nhi, o.key_id FROM unnest($1::varchar[], $2::uuid[], $3::varchar[]) AS w (recipient, key_id, sender)
-  JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
-  WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $5
-  ORDER BY o.agent_nhi, o.key_id FOR UPDATE OF o
-) AS free
-WHERE o.agent_nhi = free.agent_nhi AND o.key_id = free.key_id
-RETURNING o.agent_nhi, o.key_id
 
 -- name: drop_free_one_time
 DELETE FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL

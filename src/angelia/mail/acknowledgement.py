@@ -14,9 +14,11 @@ from angelia import metrics
 from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import Failures
-from angelia.audit.model import Detail, Event
-from angelia.envelope.receipts import Receipt
+from angelia.audit.model import Detail
+from angelia.envelope.receipts import Receipt, ReceiptDocument
+from angelia.envelope.signing import VerifyingPair
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, LeaseLost, MessageExpired, NotFound, Unavailable
+from angelia.keys.admission import PAIRS
 from angelia.mail import receipts_store, store
 from angelia.mail.api import AckItem, NackItem
 from angelia.mail.audit_events import audit_event
@@ -32,11 +34,12 @@ from angelia.mail.model import (
     Lease,
     LeaseToken,
     ReceiptRecord,
+    ReceiptStep,
+    SettledEvents,
     back_off,
     status_of,
 )
-from angelia.mail.receipt_checks import check_fits, checked_receipts
-from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.receipt_checks import check_fits, parsed_receipt, signed_receipt, verified_receipt
 from angelia.mail.sender_events import delivery_event
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, StatementError, Tx
@@ -62,18 +65,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class _CheckedAck:
-    """An ack with all that its transaction needs."""
+    """An ack with all that its transaction needs. Without a row there was no such message when it was looked for."""
 
     recipient: str
     replay_key: bytes
-    token: LeaseToken
+    row: EnvelopeRow | None
     receipt: Receipt | None
     lease: Lease | None
     at: datetime
-
-    @property
-    def message(self) -> tuple[str, bytes]:
-        return self.recipient, self.replay_key
 
     @property
     def status(self) -> DeliveryStatus:
@@ -93,7 +92,7 @@ class Acknowledgements:
         self._ledger = ledger
         self._hot = hot
         self._failures = failures
-        self._commits: GroupCommit[_CheckedAck, Acknowledged | None] = GroupCommit(ledger, _commit)
+        self._commits: GroupCommit[_CheckedAck, Acknowledged | None] = GroupCommit(ledger.statement, _commit)
 
     async def close(self) -> None:
         await self._commits.close()
@@ -106,10 +105,23 @@ class Acknowledgements:
 
         Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
         keys, tokens = [ack.key for ack in acks], [ack.token for ack in acks]  # if one cannot be read, none is ended
-        receipts = await checked_receipts(self._ledger, self._failures, agent, [ack.receipt for ack in acks], now)
+        receipts = [_parsed(agent, ack.receipt, now) for ack in acks]
+        rows, pairs = await self._read(agent, keys, receipts, now)
         leases = await self._leases(agent, [token.mref for token in tokens])
-        checked = zip(keys, tokens, receipts, leases, strict=True)
-        outcomes = await asyncio.gather(*(self._acknowledge(agent, *one, now) for one in checked))
+        outcomes: list[Acknowledged | AngeliaError | None] = [None] * len(acks)
+        checked: dict[int, _CheckedAck] = {}
+        for at, (key, token, receipt, row, pair, lease) in enumerate(
+            zip(keys, tokens, receipts, rows, pairs, leases, strict=True)
+        ):
+            try:
+                verified = await self._verified(agent, key, receipt, pair, now)
+                _check_lease(row, token, lease, now)
+                checked[at] = _CheckedAck(agent.handle, key, row, verified, lease, now)
+            except AngeliaError as error:
+                outcomes[at] = error
+        settled = await self._commits.submit_all(list(checked.values()))
+        for at, outcome in zip(checked, settled, strict=True):
+            outcomes[at] = _outcome(checked[at], outcome)
         if done := [one for one in outcomes if isinstance(one, Acknowledged)]:
             events = [delivery_event(one.row, one.status, now) for one in done]
             with contextlib.suppress(Unavailable):  # what is left in the index falls out at its next claim
@@ -122,44 +134,52 @@ class Acknowledgements:
         keys, mrefs = [nack.key for nack in nacks], [nack.token.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
         async with self._ledger.reading() as tx:
-            rows = await store.claimable(tx, agent.handle, mrefs, [], now)
+            rows, _ = await store.claimable(tx, agent.handle, mrefs, [], now)
         outcomes: list[Nacked | AngeliaError] = []
         for nack, key, mref, lease in zip(nacks, keys, mrefs, leases, strict=True):
             try:
-                outcomes.append(await self._nack(agent, nack, key, rows.get(mref), lease, now))
+                found = rows.get(mref)
+                outcomes.append(await self._nack(agent, nack, key, None if found is None else found.row, lease, now))
             except AngeliaError as error:
                 outcomes.append(error)
         return outcomes
 
-    async def _acknowledge(
+    async def _read(
+        self, agent: AgentRow, keys: Sequence[bytes], receipts: Sequence[Receipt | AngeliaError | None], now: datetime
+    ) -> tuple[list[EnvelopeRow | None], list[VerifyingPair | AngeliaError | None]]:
+        """The envelopes of acks, and for each receipt the pair to verify it with."""
+        signed = [signed_receipt(one) if isinstance(one, Receipt) else None for one in receipts]
+        known = [None if one is None else PAIRS.known(one) for one in signed]
+        asked = [
+            (key, None if one is None else one.signer_id, one is None or pair is not None)
+            for key, one, pair in zip(keys, signed, known, strict=True)
+        ]
+        async with self._ledger.reading() as tx:
+            rows, standings = await store.acknowledged(tx, agent.handle, asked)
+        pairs = [
+            None if one is None else PAIRS.judged(standing, one, pair, now)
+            for standing, one, pair in zip(standings, signed, known, strict=True)
+        ]
+        return rows, pairs
+
+    async def _verified(
         self,
         agent: AgentRow,
         key: bytes,
-        token: LeaseToken,
         receipt: Receipt | AngeliaError | None,
-        lease: Lease | None,
+        pair: VerifyingPair | AngeliaError | None,
         now: datetime,
-    ) -> Acknowledged | AngeliaError | None:
+    ) -> Receipt | None:
         if isinstance(receipt, AngeliaError):
-            return receipt
-        if receipt is not None and receipt.replay_key != key.hex():
-            return InvalidArgument("the receipt is of another message")
-        if lease is not None and lease.held_by_other(token.secret, now):
-            return LeaseLost(
-                "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
-            )
-        checked = _CheckedAck(agent.handle, key, token, receipt, lease, now)
-        try:
-            done = await self._commits.submit(checked)
-        except AngeliaError as error:
-            return error
-        except StatementError:
-            log.exception("an acknowledgment could not be stored", recipient=agent.handle)
-            return AngeliaError("something went wrong on the server", hint="acknowledge it again")
-        if done is not None:
-            metrics.MAIL_ENDED.labels("acknowledged").inc()
-            metrics.MAIL_SECONDS.observe(max(0.0, (checked.first_leased - done.row.accepted_at).total_seconds()))
-        return done
+            raise receipt
+        if receipt is None:
+            return None
+        assert pair is not None, "a receipt has a signer"
+        await asyncio.sleep(0)  # a hundred of them are not verified in one go
+        await verified_receipt(self._failures, agent, receipt, pair, now)
+        if receipt.replay_key != key.hex():
+            raise InvalidArgument("the receipt is of another message")
+        return receipt
 
     async def _nack(
         self, agent: AgentRow, nack: NackItem, key: bytes, row: EnvelopeRow | None, lease: Lease | None, now: datetime
@@ -213,39 +233,58 @@ class Acknowledgements:
 
 
 async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | AngeliaError | None]:
-    """One transaction: the envelopes go, their receipts say so, the audit has two events each. Of two acks of one
-    message the second is answered as a later one would be."""
-    rows = await store.lock(tx, list({ack.message for ack in acks}))
+    """One statement: the envelopes go, their receipts say so, the audit has two events each. Of two acks of one message
+    the second is answered as a later one would be."""
     outcomes: list[Acknowledged | AngeliaError | None] = [None] * len(acks)
-    ended: dict[int, EnvelopeRow] = {}
-    late: list[int] = []
+    firsts: dict[bytes, tuple[int, EnvelopeRow]] = {}
     for at, ack in enumerate(acks):
-        row = rows.get(ack.message)
-        if row is None:
-            late.append(at)
+        if ack.row is None:
             continue
         try:
-            _check(ack, row)
+            _check(ack, ack.row)
         except AngeliaError as error:
             outcomes[at] = error
         else:
-            ended[at] = rows.pop(ack.message)
-    if ended:
-        await store.remove(tx, list(ended.values()))
-        statuses = await receipts_store.move(tx, [_step(acks[at], row) for at, row in ended.items()])
-        await audit.record(tx, [event for at, row in ended.items() for event in _events(acks[at], row)])
-        for at, row in ended.items():
-            outcomes[at] = Acknowledged(row, _status_now(acks[at], statuses.get(row.replay_key)))
-    if late:
+            firsts.setdefault(ack.row.mref, (at, ack.row))
+    steps = [(row, _step(acks[at], row), _events(acks[at], row)) for at, row in firsts.values()]
+    ended = await store.settle(tx, steps) if steps else {}
+    for place, (at, row) in enumerate(firsts.values()):
+        if place in ended:
+            outcomes[at] = Acknowledged(row, _status_now(acks[at], ended[place]))
+    if late := [at for at, outcome in enumerate(outcomes) if outcome is None]:
         known = await receipts_store.of_messages(tx, [acks[at].replay_key for at in late])
         for at in late:
             outcomes[at] = _refusal_of_late(acks[at], known.get(acks[at].replay_key))
     return outcomes
 
 
-def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
-    if row.mref != ack.token.mref:
+def _parsed(agent: AgentRow, document: ReceiptDocument | None, now: datetime) -> Receipt | AngeliaError | None:
+    try:
+        return None if document is None else parsed_receipt(agent, document, now)
+    except AngeliaError as error:
+        return error
+
+
+def _check_lease(row: EnvelopeRow | None, token: LeaseToken, lease: Lease | None, now: datetime) -> None:
+    if lease is not None and lease.held_by_other(token.secret, now):
+        raise LeaseLost("somebody else has this message by now", hint="whoever has it settles it; else it comes again")
+    if row is not None and row.mref != token.mref:
         raise LeaseLost("the lease token is another message's")
+
+
+def _outcome(ack: _CheckedAck, outcome: Acknowledged | BaseException | None) -> Acknowledged | AngeliaError | None:
+    if isinstance(outcome, StatementError):
+        log.error("an acknowledgment could not be stored", recipient=ack.recipient, exc_info=outcome)
+        return AngeliaError("something went wrong on the server", hint="acknowledge it again")
+    if isinstance(outcome, BaseException) and not isinstance(outcome, AngeliaError):
+        raise outcome
+    if isinstance(outcome, Acknowledged):
+        metrics.MAIL_ENDED.labels("acknowledged").inc()
+        metrics.MAIL_SECONDS.observe(max(0.0, (ack.first_leased - outcome.row.accepted_at).total_seconds()))
+    return outcome
+
+
+def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
     if row.state is EnvelopeState.DEAD:
         raise Conflict("the message is a dead letter", hint="requeue it, then acknowledge it")
     if ack.at >= row.expires_at + LATEST_ACK:  # its receipt may be in the archive soon
@@ -281,9 +320,11 @@ def _step(ack: _CheckedAck, row: EnvelopeRow) -> ReceiptStep:
     )
 
 
-def _events(ack: _CheckedAck, row: EnvelopeRow) -> list[Event]:
-    ended = "message_failed" if ack.status is DeliveryStatus.FAILED else "message_acknowledged"
-    return [audit_event(kind, row, ack.at, ack.recipient, row.sender) for kind in ("message_received", ended)]
+def _events(ack: _CheckedAck, row: EnvelopeRow) -> SettledEvents:
+    kind = "message_failed" if ack.status is DeliveryStatus.FAILED else "message_acknowledged"
+    received = audit_event("message_received", row, ack.at, ack.recipient, row.sender)
+    ended = audit_event(kind, row, ack.at, ack.recipient, row.sender)
+    return SettledEvents(received.event_id, received.hash(), ended.event_id, kind, ended.hash())
 
 
 def _status_now(ack: _CheckedAck, stored: DeliveryStatus | None) -> DeliveryStatus:

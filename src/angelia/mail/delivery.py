@@ -204,12 +204,13 @@ class Delivery:
         by_mref = {claim.mref: claim for claim in got.messages}
         without_copy = [claim.mref for claim in got.messages if claim.copy is None]
         async with self._ledger.reading() as tx:
-            rows, passes = await store.claimable_in_order(
+            claimed, passes = await store.claimable(
                 tx, agent.handle, list(by_mref), without_copy, now, got.last, got.out
             )
-            if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
-                rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
-            revoked, denied = await withheld(tx, self._policy, list(rows.values()), now)
+            if damaged := [mref for mref, one in claimed.items() if not _is_of(by_mref[mref].copy, one.row)]:
+                claimed |= (await store.claimable(tx, agent.handle, damaged, damaged, now))[0]
+            revoked, denied = await withheld(tx, self._policy, list(claimed.values()), now)
+        rows = {mref: one.row for mref, one in claimed.items()}
         held_back = revoked | denied
         if gone := [mref for mref in by_mref if mref not in rows]:
             await self._hot.remove(agent.handle, gone)

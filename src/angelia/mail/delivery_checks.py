@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from angelia.agents import service as agents
 from angelia.keys import admission
 from angelia.keys.admission import EnvelopeKeys
-from angelia.mail.model import EnvelopeRow
+from angelia.mail.model import DeliverableRow, EnvelopeRow
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Tx
 
 
-async def withheld(tx: Tx, policy: Policy, rows: Sequence[EnvelopeRow], now: datetime) -> tuple[set[bytes], set[bytes]]:
-    """Which of these must not be delivered now, whatever was allowed when they were sent. Returns the mrefs of those
-    under a revoked key, and of those that the rules or a block forbid at the moment."""
-    if not rows:
+async def withheld(
+    tx: Tx, policy: Policy, found: Sequence[DeliverableRow], now: datetime
+) -> tuple[set[bytes], set[bytes]]:
+    """Which of these must not be delivered now. Returns the mrefs of those under a revoked key, and of those that the
+    rules or a block forbid at the moment."""
+    if not found:
         return set(), set()
-    refused = await policy.check(tx, [Wish(row.sender, Action.SEND, row.recipient) for row in rows], now)
-    blocked = await agents.blocked(tx, [(row.sender, row.recipient) for row in rows])
-    denied = {
-        row.mref
-        for row, refusal in zip(rows, refused, strict=True)
-        if refusal is not None or (row.sender, row.recipient) in blocked
-    }
-    return await under_revoked_keys(tx, rows), denied
+    wishes = [Wish(one.row.sender, Action.SEND, one.row.recipient) for one in found]
+    refused = await policy.check(tx, wishes, now, found[0].rules_version)
+    denied = {one.row.mref for one, refusal in zip(found, refused, strict=True) if refusal is not None or one.blocked}
+    return {one.row.mref for one in found if one.revoked}, denied
 
 
 async def under_revoked_keys(tx: Tx, rows: Sequence[EnvelopeRow]) -> set[bytes]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.receipts import Receipt, ReceiptDocument
+from angelia.envelope.receipts import Receipt, ReceiptDocument, encode_receipt
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, Conflict, InvalidArgument, MessageExpired, MessageIdConflict
@@ -135,18 +136,53 @@ class NewEnvelope:
 
 
 class QueueLoad(NamedTuple):
-    """What waits in a queue, or of one sender in it."""
+    """What some messages take of a queue."""
 
-    messages: int = 0
-    bytes: int = 0
+    messages: int
+    bytes: int
 
     def and_one(self, size: int) -> QueueLoad:
         """The load with one more message of this size."""
         return QueueLoad(self.messages + 1, self.bytes + size)
 
-    def exceeds(self, share: float) -> bool:
-        """Whether it is more than this share of what a queue holds."""
-        return self.messages > QUEUE_MAX * share or self.bytes > QUEUE_BYTES_MAX * share
+
+NOTHING_WAITS = QueueLoad(0, 0)
+
+
+class Room(NamedTuple):
+    """How much may wait before a message that is taken: in its recipient's queue, and of its sender in it."""
+
+    messages: int
+    bytes: int
+    of_sender: int
+    bytes_of_sender: int
+
+
+def rooms(offers: Iterable[NewEnvelope]) -> list[Room]:
+    """The room that each of several messages needs; those before it in the same batch are in its way."""
+    queues: dict[str, QueueLoad] = {}
+    shares: dict[tuple[str, str], QueueLoad] = {}
+    needed = []
+    for offer in offers:
+        recipient, way, size = offer.recipient, (offer.recipient, offer.sender), len(offer.envelope.wire)
+        queue = queues[recipient] = queues.get(recipient, NOTHING_WAITS).and_one(size)
+        share = shares[way] = shares.get(way, NOTHING_WAITS).and_one(size)
+        needed.append(
+            Room(
+                QUEUE_MAX - queue.messages,
+                QUEUE_BYTES_MAX - queue.bytes,
+                int(QUEUE_MAX * SENDER_SHARE) - share.messages,
+                int(QUEUE_BYTES_MAX * SENDER_SHARE) - share.bytes,
+            )
+        )
+    return needed
+
+
+class Bound(Enum):
+    """Which bound of a queue kept a message out."""
+
+    QUEUE = "queue"
+    SHARE = "share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +217,16 @@ class EnvelopeRow(QueuePlace):
     dead_at: datetime | None = None
     dead_reason: str | None = None
     wire: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverableRow:
+    """An envelope, and what decides whether it may be delivered now, whatever was allowed when it was sent."""
+
+    row: EnvelopeRow
+    rules_version: int
+    blocked: bool
+    revoked: bool
 
 
 class LeaseToken(NamedTuple):
@@ -247,6 +293,51 @@ class ReceiptRecord(msgspec.Struct, frozen=True, kw_only=True):
     def check_step(self, to: DeliveryStatus) -> None:
         if to not in _ONWARD.get(self.status, ()):
             raise Conflict(f"the message is {self.status} already, and does not become {to}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptStep:
+    """One step of a message's receipt; what is None stays as it is."""
+
+    message: EnvelopeRow | ReceiptRecord
+    status: DeliveryStatus
+    attested_by: Attested = Attested.RELAY
+    delivered_at: datetime | None = None
+    acknowledged_at: datetime | None = None
+    read_at: datetime | None = None
+    attempts: int = 0
+    last_attempt_at: datetime | None = None
+    reason: str | None = None
+    receipt: Receipt | None = None
+
+    def columns(self) -> tuple[object, ...]:
+        """As the ledger has them: which receipt, then what becomes of it."""
+        return (
+            self.message.message_id,
+            self.message.sender,
+            self.message.recipient,
+            self.message.sent_at,
+            # `read` is kept as a time, beside the status that the archive knows.
+            (DeliveryStatus.DELIVERED if self.status is DeliveryStatus.READ else self.status).value,
+            self.attested_by.value,
+            self.delivered_at,
+            self.acknowledged_at,
+            self.read_at,
+            self.attempts,
+            self.last_attempt_at,
+            self.reason,
+            None if self.receipt is None else encode_receipt(self.receipt),
+        )
+
+
+class SettledEvents(NamedTuple):
+    """The two audit events of a message that was acknowledged: its receipt by the recipient, and its end."""
+
+    received_id: UUID
+    received_hash: bytes
+    ended_id: UUID
+    ended_type: str
+    ended_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)

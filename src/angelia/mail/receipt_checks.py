@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from datetime import datetime
 
 from angelia.api import AgentRow
@@ -19,22 +17,19 @@ from angelia.mail.model import EnvelopeRow, ReceiptRecord
 from angelia.stores.ledger import Ledger
 
 
-async def checked_receipts(
-    ledger: Ledger, failures: Failures, agent: AgentRow, documents: Sequence[ReceiptDocument | None], now: datetime
-) -> list[Receipt | AngeliaError | None]:
-    """For each document the receipt, if its signatures hold by a pair of the recipient's own, else the error; None
-    where there is no document."""
-    parsed = [_parsed(agent, document, now) for document in documents]
-    signed = [
-        Signed(one.recipient_nhi, one.signer_id, moment(one.time_ms)) for one in parsed if isinstance(one, Receipt)
-    ]
-    if not signed:
-        return list(parsed)
+async def checked_receipt(
+    ledger: Ledger, failures: Failures, agent: AgentRow, document: ReceiptDocument, now: datetime
+) -> Receipt:
+    """The receipt in a document, if its signatures hold by a pair of the recipient's own."""
+    receipt = parsed_receipt(agent, document, now)
     async with ledger.reading() as tx:
-        pairs = iter(await admission.signers(tx, signed, now))
-    return [
-        await _verified(failures, agent, one, next(pairs), now) if isinstance(one, Receipt) else one for one in parsed
-    ]
+        [pair] = await admission.signers(tx, [signed_receipt(receipt)], now)
+    return await verified_receipt(failures, agent, receipt, pair, now)
+
+
+def signed_receipt(receipt: Receipt) -> Signed:
+    """The claim that a receipt's recipient signed it."""
+    return Signed(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
 
 
 def check_fits(receipt: Receipt, message: EnvelopeRow | ReceiptRecord) -> None:
@@ -45,30 +40,26 @@ def check_fits(receipt: Receipt, message: EnvelopeRow | ReceiptRecord) -> None:
         raise InvalidArgument("the receipt is older than the message", hint="check this machine's clock")
 
 
-def _parsed(agent: AgentRow, document: ReceiptDocument | None, now: datetime) -> Receipt | AngeliaError | None:
-    if document is None:
-        return None
-    try:
-        receipt = parse_receipt(document)
-        if receipt.recipient_nhi != agent.handle:
-            raise InvalidArgument("the receipt is another agent's")
-        if moment(receipt.time_ms) > now + SKEW:
-            raise InvalidArgument("the receipt was signed later than now", hint="check this machine's clock")
-    except AngeliaError as error:
-        return error
+def parsed_receipt(agent: AgentRow, document: ReceiptDocument, now: datetime) -> Receipt:
+    """The receipt in a document, whose signatures are still to be verified."""
+    receipt = parse_receipt(document)
+    if receipt.recipient_nhi != agent.handle:
+        raise InvalidArgument("the receipt is another agent's")
+    if moment(receipt.time_ms) > now + SKEW:
+        raise InvalidArgument("the receipt was signed later than now", hint="check this machine's clock")
     return receipt
 
 
-async def _verified(
+async def verified_receipt(
     failures: Failures, agent: AgentRow, receipt: Receipt, pair: VerifyingPair | AngeliaError, now: datetime
-) -> Receipt | AngeliaError:
+) -> Receipt:
+    """The receipt, if this pair signed it; raises the error that is in the pair's place."""
     if isinstance(pair, AngeliaError):
-        return pair
-    await asyncio.sleep(0)  # a hundred of them are not checked in one go
+        raise pair
     try:
         check_receipt(receipt, pair)
-    except SignatureFailed as error:
+    except SignatureFailed:
         replay_key = bytes.fromhex(receipt.replay_key)
         await failures.record(SIGNATURE, agent.handle, now, replay_key=replay_key, detail={"of": "receipt"})
-        return error
+        raise
     return receipt

@@ -10,7 +10,7 @@ from angelia.audit import service as audit
 from angelia.audit.failures import Failures
 from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.envelope.wire import TTL_MAX
-from angelia.errors import AngeliaError, NotFound, ReceiptArchived, Unavailable
+from angelia.errors import NotFound, ReceiptArchived, Unavailable
 from angelia.mail import receipts_store, store
 from angelia.mail.api import ReceiptQuery
 from angelia.mail.audit_events import audit_event
@@ -21,12 +21,13 @@ from angelia.mail.model import (
     DeliveryStatus,
     ReceiptBacklog,
     ReceiptRecord,
+    ReceiptStep,
     closed_before,
     final_before,
     status_of,
 )
-from angelia.mail.receipt_checks import check_fits, checked_receipts
-from angelia.mail.receipts_store import DAILY, ReceiptStep
+from angelia.mail.receipt_checks import check_fits, checked_receipt
+from angelia.mail.receipts_store import DAILY
 from angelia.mail.sender_events import delivery_event
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.partitions import make_ahead
@@ -57,10 +58,7 @@ class Receipts:
 
     async def take(self, agent: AgentRow, document: ReceiptDocument, now: datetime) -> ReceiptRecord:
         """Takes what a recipient signed about one message: it was delivered, read, or failed. Returns its receipt."""
-        (receipt,) = await checked_receipts(self._ledger, self._failures, agent, [document], now)
-        if isinstance(receipt, AngeliaError):
-            raise receipt
-        assert receipt is not None, "a document was given"
+        receipt = await checked_receipt(self._ledger, self._failures, agent, document, now)
         replay_key, status = bytes.fromhex(receipt.replay_key), status_of(receipt)
         async with self._ledger.transaction() as tx:
             # The envelope before its receipt, as in every transaction that ends a message.

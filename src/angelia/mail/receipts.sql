@@ -4,34 +4,8 @@ receipt_id, message_id, replay_key, sender_nhi AS sender, recipient_nhi AS recip
   attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at, read_at,
   failure_reason, receipt_wire
 
--- name: add
-INSERT INTO delivery_receipts (receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority,
-  wire_bytes, status, sent_at, accepted_at, expires_at, bucket)
-SELECT receipt_id, message_id, replay_key, sender, recipient, channel_id, priority, wire_bytes, 'pending', sent_at,
-  accepted_at, expires_at, bucket
-FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::varchar[], $5::varchar[], $6::uuid[], $7::smallint[], $8::integer[],
-            $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::smallint[])
-  AS w (receipt_id, message_id, replay_key, sender, recipient, channel_id, priority, wire_bytes, sent_at, accepted_at,
-        expires_at, bucket)
-
 -- name: move
--- One step of each receipt. What has come to an end keeps its status, and what was delivered does not expire; the times
--- of what happened are written anyway. The relay's word does not take the place of the recipient's on the same thing.
-UPDATE delivery_receipts AS r SET
-  status = CASE WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL AND w.status <> 'expired')
-    THEN w.status ELSE r.status END,
-  attested_by = CASE
-    WHEN r.status = w.status AND r.attested_by = 'recipient' THEN r.attested_by
-    WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL AND w.status <> 'expired')
-    THEN w.attested_by ELSE r.attested_by END,
-  delivered_at = coalesce(r.delivered_at, w.delivered_at),
-  acknowledged_at = coalesce(r.acknowledged_at, w.acknowledged_at),
-  read_at = coalesce(r.read_at, w.read_at),
-  delivery_attempts = greatest(r.delivery_attempts, w.attempts),
-  last_attempt_at = coalesce(w.last_attempt_at, r.last_attempt_at),
-  failure_reason = coalesce(r.failure_reason, w.reason),
-  receipt_wire = CASE WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL)
-    THEN coalesce(w.receipt_wire, r.receipt_wire) ELSE r.receipt_wire END
+UPDATE delivery_receipts AS r SET {receipt_step}
 FROM unnest($1::uuid[], $2::varchar[], $3::varchar[], $4::timestamptz[], $5::text[], $6::text[], $7::timestamptz[],
             $8::timestamptz[], $9::timestamptz[], $10::integer[], $11::timestamptz[], $12::text[], $13::bytea[])
   AS w (message_id, sender, recipient, sent_at, status, attested_by, delivered_at, acknowledged_at, read_at, attempts,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from angelia.envelope.ids import bucket_of
-from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt, receipt_document
-from angelia.mail.model import Attested, DeliveryStatus, EnvelopeRow, NewEnvelope, ReceiptRecord, Side
+from angelia.envelope.receipts import decode_receipt, receipt_document
+from angelia.mail.model import DeliveryStatus, ReceiptRecord, ReceiptStep, Side
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.partitions import Daily
 from angelia.stores.sql import columns, record_of, statements
@@ -19,66 +16,9 @@ SQL = statements(__file__, "receipts.sql")
 DAILY = Daily("delivery_receipts", "sent_at")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptStep:
-    """One step of a message's receipt; what is None stays as it is."""
-
-    message: EnvelopeRow | ReceiptRecord
-    status: DeliveryStatus
-    attested_by: Attested = Attested.RELAY
-    delivered_at: datetime | None = None
-    acknowledged_at: datetime | None = None
-    read_at: datetime | None = None
-    attempts: int = 0
-    last_attempt_at: datetime | None = None
-    reason: str | None = None
-    receipt: Receipt | None = None
-
-
-async def add(tx: Tx, new: Sequence[NewEnvelope]) -> None:
-    """Adds the pending receipts of messages that are stored in this transaction."""
-    values = [
-        (
-            uuid.uuid4(),
-            one.envelope.header.message_id,
-            one.replay_key,
-            one.envelope.header.sender_nhi,
-            one.envelope.header.recipient_nhi,
-            one.envelope.header.channel_id,
-            int(one.envelope.header.priority),
-            len(one.envelope.wire),
-            one.created_at,
-            one.accepted_at,
-            one.expires_at,
-            bucket_of(one.envelope.header.recipient_nhi),
-        )
-        for one in new
-    ]
-    await tx.execute(SQL["add"], *columns(values, 12))
-
-
 async def move(tx: Tx, steps: Sequence[ReceiptStep]) -> dict[bytes, DeliveryStatus]:
     """Takes receipts one step further. Returns the status of each, which is the step's only where that was allowed."""
-    values = [
-        (
-            step.message.message_id,
-            step.message.sender,
-            step.message.recipient,
-            step.message.sent_at,
-            # `read` is kept as a time, beside the status that the archive knows.
-            (DeliveryStatus.DELIVERED if step.status is DeliveryStatus.READ else step.status).value,
-            step.attested_by.value,
-            step.delivered_at,
-            step.acknowledged_at,
-            step.read_at,
-            step.attempts,
-            step.last_attempt_at,
-            step.reason,
-            None if step.receipt is None else encode_receipt(step.receipt),
-        )
-        for step in steps
-    ]
-    rows = await tx.fetch(SQL["move"], *columns(values, 13))
+    rows = await tx.fetch(SQL["move"], *columns([step.columns() for step in steps], 13))
     return {row["replay_key"]: DeliveryStatus(row["status"]) for row in rows}
 
 

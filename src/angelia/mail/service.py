@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
+from uuid import UUID
 
+import msgspec
 import structlog
 
 from angelia import metrics
-from angelia.agents import service as agents
 from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
-from angelia.audit.model import Event
+from angelia.audit.model import Detail
 from angelia.envelope import sealing
 from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
@@ -27,12 +28,12 @@ from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import AngeliaError, Denied, MessageIdConflict, QueueFull, Unavailable
 from angelia.keys import admission
 from angelia.keys.admission import Signed
-from angelia.mail import receipts_store, store
+from angelia.keys.model import ONE_TIME_USE
+from angelia.mail import store
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
-    REMEMBER_IDS,
-    SENDER_SHARE,
     Accepted,
+    Bound,
     MessageId,
     NewEnvelope,
     QueuePlace,
@@ -42,7 +43,7 @@ from angelia.mail.model import (
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy, denial
 from angelia.stores.group_commit import GroupCommit
-from angelia.stores.ledger import Ledger, StatementError, Tx
+from angelia.stores.ledger import Ledger, Row, StatementError, Tx
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -70,15 +71,6 @@ class _Admitted:
     one_time: bool
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One envelope of a batch on its way into the ledger. The outcome is None until it is decided: then the place of a
-    new message, the first answer of a repeat, or an error."""
-
-    offer: NewEnvelope
-    outcome: QueuePlace | Accepted | AngeliaError | None = None
-
-
 class Mail:
     """The sender's side of mail."""
 
@@ -87,8 +79,8 @@ class Mail:
         self._hot = hot
         self._policy = policy
         self._failures = failures
-        self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger, self._check, reads=True)
-        self._writes: GroupCommit[NewEnvelope, QueuePlace | Accepted] = GroupCommit(ledger, _write)
+        self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger.reading, self._check)
+        self._writes: GroupCommit[NewEnvelope, QueuePlace | Accepted] = GroupCommit(ledger.statement, _write)
         self._roots = VerifiedRoots()
 
     async def close(self) -> None:
@@ -173,38 +165,43 @@ class Mail:
 
     async def _check(self, tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[Accepted | _Admitted | AngeliaError]:
         """Everything that can be said before the signatures are looked at; nothing is written. A repeat gets its first
-        answer whatever has changed since."""
-        repeats = await _repeats(tx, offers)
-        fresh = [offer for offer, known in zip(offers, repeats, strict=True) if known is None]
-        verdicts = iter(await self._verdicts(tx, fresh))
-        return [next(verdicts) if known is None else known for known in repeats]
+        answer whatever has changed since.
 
-    async def _verdicts(self, tx: Tx, offers: Sequence[NewEnvelope]) -> list[_Admitted | AngeliaError]:
-        """Clock, rules, block list and keys, in this order: a sender that may not write to an agent learns nothing
-        about its keys."""
-        if not offers:
-            return []
+        Clock, rules, block list and keys, in this order: a sender that may not write to an agent learns nothing about
+        its keys."""
         now = max(offer.accepted_at for offer in offers)
-        headers = [offer.envelope.header for offer in offers]
-        allowed = await self._policy.check(tx, [_wish(offer) for offer in offers], now)
-        blocked = await agents.blocked(tx, [(offer.sender, offer.recipient) for offer in offers])
-        standings = await admission.standings(tx, headers, now)
-        signers = await admission.signers(tx, [Signed.envelope(header) for header in headers], now)
-        refusals = [
-            untimely(offer.created_at, offer.expires_at, offer.accepted_at)
-            or denied
-            # As if by the rules: an agent that is blocked is not told so.
-            or (denial(_wish(offer)) if (offer.sender, offer.recipient) in blocked else None)
-            or standing.refusal
-            for offer, denied, standing in zip(offers, allowed, standings, strict=True)
-        ]
-        old = [at for at, standing in enumerate(standings) if standing.stale and refusals[at] is None]
-        for at, refusal in zip(old, await self._stale(tx, [offers[at] for at in old], now), strict=True):
-            refusals[at] = refusal
-        return [
-            refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
-            for refusal, signer, standing in zip(refusals, signers, standings, strict=True)
-        ]
+        signed = [Signed.envelope(offer.envelope.header) for offer in offers]
+        pairs = [admission.PAIRS.known(one) for one in signed]
+        rows = await store.admission(tx, [(offer, pair is not None) for offer, pair in zip(offers, pairs, strict=True)])
+        repeats = [_first_answer(row, offer) for row, offer in zip(rows, offers, strict=True)]
+        wishes = [_wish(offer) for offer in offers]
+        fresh = [wish for wish, repeat in zip(wishes, repeats, strict=True) if repeat is None]
+        denied = iter(await self._policy.check(tx, fresh, now, rows[0]["rules_version"]))
+        verdicts: list[Accepted | _Admitted | AngeliaError] = []
+        stale: list[int] = []
+        for at, (offer, row, repeat) in enumerate(zip(offers, rows, repeats, strict=True)):
+            if repeat is not None:
+                verdicts.append(repeat)
+                continue
+            denial_ = next(denied)
+            standing = admission.standing(row, offer.envelope.header, now)
+            refusal = (
+                untimely(offer.created_at, offer.expires_at, offer.accepted_at)
+                or denial_
+                # As if by the rules: an agent that is blocked is not told so.
+                or (denial(wishes[at]) if row["blocked"] else None)
+                or standing.refusal
+            )
+            if refusal is None and standing.stale:
+                stale.append(at)
+            signer = admission.PAIRS.judged(row, signed[at], pairs[at], now)
+            verdicts.append(
+                refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
+            )
+        if stale:
+            for at, answer in zip(stale, await self._stale(tx, [offers[at] for at in stale], now), strict=True):
+                verdicts[at] = answer
+        return verdicts
 
     async def _stale(self, tx: Tx, offers: Sequence[NewEnvelope], now: datetime) -> list[AngeliaError]:
         """The refusals of envelopes that are sealed to an old key: with the present keys, if the sender may read
@@ -219,84 +216,51 @@ class Mail:
 
 
 async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[QueuePlace | Accepted | AngeliaError]:
-    """Stores what there is room for, and of several with one id the first. Rules and keys that changed since the check
-    are looked at again at delivery."""
-    entries = [_Entry(offer) for offer in offers]
-    await _refuse_full(tx, entries)
-    with_room = [entry for entry in entries if entry.outcome is None]
-    firsts: dict[MessageId, _Entry] = {}
-    for entry in with_room:
-        firsts.setdefault(entry.offer.id, entry)
-    new = await _take_ids(tx, firsts)
-    await _spend_one_time_keys(tx, [entry for entry in with_room if entry in new and entry.offer.one_time])
-    await _answer_repeats(tx, [entry for entry in with_room if entry not in new], firsts)
-    await _add(tx, [entry for entry in with_room if entry.outcome is None])
-    return [entry.outcome for entry in entries if entry.outcome is not None]
-
-
-async def _refuse_full(tx: Tx, entries: Sequence[_Entry]) -> None:
-    """Refuses what has no room in its recipient's queue; what comes before in the same batch counts, once."""
-    ways = [(entry.offer.recipient, entry.offer.sender) for entry in entries]
-    queues, shares = await store.waiting(tx, ways)
-    counted: set[MessageId] = set()
-    for entry, way in zip(entries, ways, strict=True):
-        if entry.offer.id in counted:
+    """Stores what there is room for, and of several with one id or one one-time key the first. Rules and keys that
+    changed since the check are looked at again at delivery."""
+    firsts: dict[MessageId, NewEnvelope] = {}
+    outcomes: dict[MessageId, QueuePlace | Accepted | AngeliaError] = {}
+    one_time: set[tuple[str, UUID]] = set()
+    for offer in offers:
+        if offer.id in firsts or offer.id in outcomes:
             continue
-        recipient, size = entry.offer.recipient, len(entry.offer.envelope.wire)
-        queue, share = queues[recipient].and_one(size), shares[way].and_one(size)
-        if queue.exceeds(1):
-            entry.outcome = _queue_full(f"the queue of {recipient} is full")
-        elif share.exceeds(SENDER_SHARE):
-            entry.outcome = _queue_full(f"half of what {recipient} can hold is yours already")
-        else:
-            queues[recipient], shares[way] = queue, share
-            counted.add(entry.offer.id)
-    full = [entry for entry in entries if entry.outcome is not None]
-    # What took the last place may have been the very same message.
-    for entry, known in zip(full, await _repeats(tx, [entry.offer for entry in full]), strict=True):
-        entry.outcome = known or entry.outcome
-
-
-async def _take_ids(tx: Tx, firsts: Mapping[MessageId, _Entry]) -> set[_Entry]:
-    """Takes the ids of messages; returns those whose id was free. Of two that come at once, here or in another process,
-    the first has it."""
-    rows = [
-        (*id_, firsts[id_].offer.replay_key, firsts[id_].offer.answer, firsts[id_].offer.expires_at + REMEMBER_IDS)
-        for id_ in sorted(firsts)
+        key = (offer.recipient, offer.envelope.header.key_id)
+        if offer.one_time and key in one_time:
+            outcomes[offer.id] = admission.bare_stale(offer.recipient)
+            continue
+        one_time.add(key)
+        firsts[offer.id] = offer
+    new = list(firsts.values())
+    issued_since = max(offer.accepted_at for offer in new) - ONE_TIME_USE
+    for offer, stored in zip(
+        new, await store.add(tx, new, [_sent_event(one) for one in new], issued_since), strict=True
+    ):
+        outcomes[offer.id] = stored if isinstance(stored, QueuePlace) else _refusal(offer, stored)
+    # What took the last place, the id or the one-time key may have been the very same message, here or in another
+    # process.
+    late = [
+        at
+        for at, one in enumerate(offers)
+        if one is not firsts.get(one.id) or not isinstance(outcomes[one.id], QueuePlace)
     ]
-    return {firsts[id_] for id_ in await store.remember_ids(tx, rows)} if rows else set()
+    known = dict(zip(late, await _repeats(tx, [offers[at] for at in late]), strict=True))
+    return [known.get(at) or outcomes[offer.id] for at, offer in enumerate(offers)]
 
 
-async def _spend_one_time_keys(tx: Tx, entries: Sequence[_Entry]) -> None:
-    """Uses up one-time keys; of two messages for one key the second is refused, and its id is free again."""
-    if not entries:
-        return
-    headers = [entry.offer.envelope.header for entry in entries]
-    now = max(entry.offer.accepted_at for entry in entries)
-    for entry, refusal in zip(entries, await admission.spend_one_time(tx, headers, now), strict=True):
-        entry.outcome = refusal
-    if refused := [entry.offer.id for entry in entries if entry.outcome is not None]:
-        await store.forget_ids(tx, refused)
+def _refusal(offer: NewEnvelope, stored: Bound | None) -> AngeliaError:
+    """Why an envelope was not stored, unless it had been before."""
+    if stored is Bound.QUEUE:
+        return _queue_full(f"the queue of {offer.recipient} is full")
+    if stored is Bound.SHARE:
+        return _queue_full(f"half of what {offer.recipient} can hold is yours already")
+    return admission.bare_stale(offer.recipient)
 
 
-async def _answer_repeats(tx: Tx, late: Sequence[_Entry], firsts: Mapping[MessageId, _Entry]) -> None:
-    """Answers messages whose id was taken. Only now is it sure which of the firsts keep theirs: a copy of a refused
-    message is refused with it."""
-    for entry, known in zip(late, await _repeats(tx, [entry.offer for entry in late]), strict=True):
-        entry.outcome = known or firsts[entry.offer.id].outcome
-        assert entry.outcome is not None, "its id is free again because the first one was refused"
-
-
-async def _add(tx: Tx, entries: Sequence[_Entry]) -> None:
-    """Stores envelopes with their receipts and audit events."""
-    if not entries:
-        return
-    offers = [entry.offer for entry in entries]
-    places = await store.add(tx, offers)
-    await receipts_store.add(tx, offers)
-    await audit.record(tx, [_sent_event(offer) for offer in offers])
-    for entry, place in zip(entries, places, strict=True):
-        entry.outcome = place
+def _first_answer(row: Row, offer: NewEnvelope) -> Accepted | MessageIdConflict | None:
+    """What bytes that came before were answered, or why other bytes under their id are refused; None for a new id."""
+    if row["first_key"] is None:
+        return None
+    return id_conflict(offer.replay_key, row["first_key"]) or msgspec.convert(row["first_answer"], Accepted)
 
 
 async def _repeats(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | MessageIdConflict | None]:
@@ -312,9 +276,10 @@ def _wish(offer: NewEnvelope) -> Wish:
     return Wish(offer.sender, Action.SEND, offer.recipient)
 
 
-def _sent_event(offer: NewEnvelope) -> Event:
+def _sent_event(offer: NewEnvelope) -> tuple[UUID, Detail, bytes]:
+    """Id, detail and hash of the audit event of a message that is stored."""
     header = offer.envelope.header
-    return audit.event(
+    event = audit.event(
         "message_sent",
         offer.accepted_at,
         actor=offer.sender,
@@ -323,6 +288,7 @@ def _sent_event(offer: NewEnvelope) -> Event:
         replay_key=offer.replay_key,
         detail={"bytes": len(offer.envelope.wire), "priority": int(header.priority), "suite": int(header.suite)},
     )
+    return event.event_id, event.detail, event.hash()
 
 
 def _queue_full(message: str) -> QueueFull:

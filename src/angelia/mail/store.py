@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from angelia.envelope.ids import bucket_of
-from angelia.mail.model import Accepted, EnvelopeRow, MessageId, NewEnvelope, QueueLoad, QueuePlace
-from angelia.stores.ledger import Tx
+from angelia.mail.model import (
+    REMEMBER_IDS,
+    Accepted,
+    Bound,
+    DeliverableRow,
+    DeliveryStatus,
+    EnvelopeRow,
+    MessageId,
+    NewEnvelope,
+    QueuePlace,
+    ReceiptStep,
+    SettledEvents,
+    rooms,
+)
+from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, record_of, statements
 
 SQL = statements(__file__)
+
+
+async def admission(tx: Tx, offers: Sequence[tuple[NewEnvelope, bool]]) -> Sequence[Row]:
+    """What must be known of each envelope before its signatures are verified; the second value says whether the bytes
+    of its signing pair are known."""
+    values = [
+        (
+            offer.sender,
+            offer.envelope.header.message_id,
+            offer.recipient,
+            offer.envelope.header.key_id,
+            offer.created_at,
+            offer.envelope.header.sender_key_id,
+            pair_known,
+        )
+        for offer, pair_known in offers
+    ]
+    return await tx.fetch(SQL["admission"], *columns(values, 7))
 
 
 async def known_ids(tx: Tx, wanted: Sequence[MessageId]) -> dict[MessageId, tuple[bytes, Accepted]]:
@@ -23,12 +55,6 @@ async def known_ids(tx: Tx, wanted: Sequence[MessageId]) -> dict[MessageId, tupl
         (row["sender_nhi"], row["message_id"]): (row["replay_key"], msgspec.convert(row["answer"], Accepted))
         for row in rows
     }
-
-
-async def remember_ids(tx: Tx, new: Sequence[tuple[str, UUID, bytes, Accepted, datetime]]) -> set[MessageId]:
-    """Takes ids for messages; returns those that were free."""
-    rows = await tx.fetch(SQL["remember_ids"], *columns(new, 5))
-    return {(row["sender_nhi"], row["message_id"]) for row in rows}
 
 
 async def forget_ids(tx: Tx, ids: Sequence[MessageId]) -> None:
@@ -41,29 +67,24 @@ async def forget_old_ids(tx: Tx, now: datetime, limit: int) -> int:
     return int(done.rpartition(" ")[2])
 
 
-async def waiting(
-    tx: Tx, ways: Iterable[tuple[str, str]]
-) -> tuple[dict[str, QueueLoad], dict[tuple[str, str], QueueLoad]]:
-    """What waits for each recipient in all, and from each sender, by recipient and sender."""
-    ways = set(ways)
-    wanted = [(bucket_of(one), one) for one in {recipient for recipient, _ in ways}]
-    rows = await tx.fetch(SQL["waiting"], *columns(wanted, 2), list({sender for _, sender in ways}))
-    queues, shares = {recipient: QueueLoad() for _, recipient in wanted}, dict.fromkeys(ways, QueueLoad())
-    for row in rows:
-        recipient, load = row["recipient"], QueueLoad(row["messages"], row["bytes"])
-        shares[recipient, row["sender"]] = load
-        queues[recipient] = QueueLoad(*map(sum, zip(queues[recipient], load, strict=True)))
-    return queues, shares
+async def add(
+    tx: Tx, new: Sequence[NewEnvelope], events: Sequence[tuple[UUID, Mapping[str, Any], bytes]], issued_since: datetime
+) -> list[QueuePlace | Bound | None]:
+    """Stores envelopes with distinct ids, with their receipts and audit events (id, detail and hash of each).
 
-
-async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[QueuePlace]:
-    """Stores envelopes; returns their places in the queues."""
+    Returns the place of each in its queue, or the bound that keeps it out; None if its id is taken, or its one-time key
+    is not free or was issued before `issued_since`."""
+    ways = {
+        way: number for number, way in enumerate(dict.fromkeys((one.recipient, one.sender) for one in new), start=1)
+    }
     values = [
         (
-            bucket_of(one.envelope.header.recipient_nhi),
-            one.envelope.header.recipient_nhi,
+            ways[one.recipient, one.sender],
+            *room,
+            bucket_of(one.recipient),
+            one.recipient,
             one.mref,
-            one.envelope.header.sender_nhi,
+            one.sender,
             one.envelope.header.message_id,
             one.replay_key,
             one.envelope.header.key_id,
@@ -75,35 +96,46 @@ async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[QueuePlace]:
             one.accepted_at,
             one.expires_at,
             one.envelope.wire,
+            one.answer,
+            *event,
+            one.one_time,
         )
-        for one in new
+        for one, room, event in zip(new, rooms(new), events, strict=True)
     ]
-    rows = await tx.fetch(SQL["add"], *columns(values, 15))
-    places = {row["mref"]: record_of(QueuePlace, row) for row in rows}
-    return [places[one.mref] for one in new]
+    counted = [(bucket_of(recipient), recipient, sender) for recipient, sender in ways]
+    rows = await tx.fetch(SQL["add"], *columns(values, 25), *columns(counted, 3), issued_since, REMEMBER_IDS)
+    return [_stored(one, row) for one, row in zip(new, rows, strict=True)]
+
+
+def _stored(one: NewEnvelope, row: Row) -> QueuePlace | Bound | None:
+    if row["seq"] is not None:
+        return QueuePlace(
+            recipient=one.recipient,
+            mref=one.mref,
+            replay_key=one.replay_key,
+            priority=one.envelope.header.priority,
+            seq=row["seq"],
+            queued_at=one.accepted_at,
+        )
+    if row["queue_full"]:
+        return Bound.QUEUE
+    return Bound.SHARE if row["share_full"] else None
 
 
 async def claimable(
-    tx: Tx, recipient: str, mrefs: Sequence[bytes], without_copy: Sequence[bytes], now: datetime
-) -> dict[bytes, EnvelopeRow]:
-    """Those of a recipient's messages that are queued and have not expired, by mref; with the bytes of those that have
-    no copy in the hot tier."""
-    return (await claimable_in_order(tx, recipient, mrefs, without_copy, now, 0, []))[0]
-
-
-async def claimable_in_order(
     tx: Tx,
     recipient: str,
     mrefs: Sequence[bytes],
     without_copy: Sequence[bytes],
     now: datetime,
-    last: int,
-    out: Sequence[bytes],
-) -> tuple[dict[bytes, EnvelopeRow], bool]:
-    """The same. The second value says whether the queue has a message before the place `last` that is neither among
-    these nor among those that are known to be leased."""
+    last: int = 0,
+    out: Sequence[bytes] = (),
+) -> tuple[dict[bytes, DeliverableRow], bool]:
+    """Those of a recipient's messages that are queued and have not expired, by mref; with the bytes of those that have
+    no copy in the hot tier. The second value says whether the queue has a message before the place `last` that is
+    neither among these nor among those that are known to be leased."""
     rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now, last, out)
-    return {row["mref"]: record_of(EnvelopeRow, row) for row in rows}, bool(rows) and rows[0]["passes"]
+    return {row["mref"]: _deliverable(row) for row in rows}, bool(rows) and rows[0]["passes"]
 
 
 async def passed(
@@ -132,9 +164,9 @@ async def matching(
     return [record_of(QueuePlace, row) for row in rows]
 
 
-async def one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
+async def one(tx: Tx, recipient: str, replay_key: bytes) -> DeliverableRow | None:
     row = await tx.fetchrow(SQL["one"], bucket_of(recipient), replay_key)
-    return None if row is None else record_of(EnvelopeRow, row)
+    return None if row is None else _deliverable(row)
 
 
 async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, bytes], EnvelopeRow]:
@@ -146,6 +178,30 @@ async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, b
 
 async def lock_one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
     return (await lock(tx, [(recipient, replay_key)])).get((recipient, replay_key))
+
+
+async def acknowledged(
+    tx: Tx, recipient: str, acks: Sequence[tuple[bytes, UUID | None, bool]]
+) -> tuple[list[EnvelopeRow | None], Sequence[Row]]:
+    """For the replay key of each acknowledgment its envelope, and how the pair of its receipt stands; the last value of
+    an acknowledgment says whether the bytes of that pair are known."""
+    bucket = bucket_of(recipient)
+    values = [(bucket, recipient, *ack) for ack in acks]
+    rows = await tx.fetch(SQL["acknowledged"], *columns(values, 5))
+    return [None if row["mref"] is None else record_of(EnvelopeRow, row) for row in rows], rows
+
+
+async def settle(
+    tx: Tx, steps: Sequence[tuple[EnvelopeRow, ReceiptStep, SettledEvents]]
+) -> dict[int, DeliveryStatus | None]:
+    """Ends messages that are in their queues, with their receipts and audit events; no message may be there twice.
+    Returns the places of those that it ended, and the status that their receipts have now."""
+    values = [
+        (bucket_of(row.recipient), row.mref, row.replay_key, *step.columns(), *events) for row, step, events in steps
+    ]
+    times = [row.sent_at for row, _, _ in steps]
+    rows = await tx.fetch(SQL["settle"], min(times), max(times), *columns(values, 21))
+    return {row["n"]: DeliveryStatus(row["status"]) if row["status"] else None for row in rows}
 
 
 async def remove(tx: Tx, rows: Sequence[EnvelopeRow]) -> None:
@@ -209,3 +265,7 @@ async def mark(tx: Tx, name: str) -> str | None:
 
 async def set_mark(tx: Tx, name: str, value: str) -> None:
     await tx.execute(SQL["set_mark"], name, value)
+
+
+def _deliverable(row: Row) -> DeliverableRow:
+    return DeliverableRow(record_of(EnvelopeRow, row), row["rules_version"], row["blocked"], row["revoked"])

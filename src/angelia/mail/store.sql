@@ -7,16 +7,30 @@
 -- The columns of a message's place in its queue.
 recipient_nhi AS recipient, mref, replay_key, priority, seq, queued_at
 
+-- part: deliverable
+-- Messages `w` with what decides whether each may be delivered now: the version of the rules, block lists, and their keys.
+SELECT w.*, ({policy.version}) AS rules_version, b.blocked, k.revoked FROM w
+CROSS JOIN LATERAL ({agents.blocked}) AS b
+CROSS JOIN LATERAL ({keys.revoked}) AS k
+
+-- name: admission
+-- What must be known of offered envelopes before their signatures are verified: what was sent under their ids, the version of
+-- the rules, block lists, and their keys.
+SELECT s.replay_key AS first_key, s.answer AS first_answer, ({policy.version}) AS rules_version, b.blocked, k.*, p.*
+FROM (
+  SELECT *, sender AS signer
+  FROM unnest($1::varchar[], $2::uuid[], $3::varchar[], $4::uuid[], $5::timestamptz[], $6::uuid[], $7::boolean[])
+    WITH ORDINALITY AS given (sender, message_id, recipient, key_id, made_at, signer_id, pair_known, n)
+) AS w
+LEFT JOIN sent_ids AS s ON s.sender_nhi = w.sender AND s.message_id = w.message_id
+CROSS JOIN LATERAL ({agents.blocked}) AS b
+CROSS JOIN LATERAL ({keys.standing}) AS k
+CROSS JOIN LATERAL ({keys.signer}) AS p
+ORDER BY w.n
+
 -- name: known_ids
 SELECT s.sender_nhi, s.message_id, s.replay_key, s.answer FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
 JOIN sent_ids AS s ON s.sender_nhi = w.sender AND s.message_id = w.message_id
-
--- name: remember_ids
--- Another process may be storing the same message: then this waits for that transaction, and does not get the id.
-INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
-SELECT * FROM unnest($1::varchar[], $2::uuid[], $3::bytea[], $4::jsonb[], $5::timestamptz[])
-ON CONFLICT (sender_nhi, message_id) DO NOTHING
-RETURNING sender_nhi, message_id
 
 -- name: forget_ids
 DELETE FROM sent_ids AS s USING unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
@@ -29,42 +43,76 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM sent_ids AS s USING old WHERE s.sender_nhi = old.sender_nhi AND s.message_id = old.message_id
 
--- name: waiting
--- How much each recipient has of each of these senders, and of all others together. Dead letters count: otherwise they
--- would be a way to hold more than a queue may.
-SELECT w.recipient, q.sender, q.messages, q.bytes FROM unnest($1::smallint[], $2::varchar[]) AS w (bucket, recipient)
-CROSS JOIN LATERAL (
-  SELECT CASE WHEN e.sender_nhi = ANY ($3::varchar[]) THEN e.sender_nhi END AS sender, count(*) AS messages,
-    sum(e.wire_bytes)::bigint AS bytes
-  FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient GROUP BY 1
-) AS q
-
 -- name: add
-INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
-  channel_id, correlation_id, created_at, accepted_at, queued_at, expires_at, wire, wire_bytes)
-SELECT bucket, recipient, mref, sender, message_id, replay_key, key_id, sender_key_id, priority, channel_id,
-  correlation_id, created_at, accepted_at, accepted_at, expires_at, wire, octet_length(wire)
-FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::varchar[], $5::uuid[], $6::bytea[], $7::uuid[], $8::uuid[],
-            $9::smallint[], $10::uuid[], $11::uuid[], $12::timestamptz[], $13::timestamptz[], $14::timestamptz[],
-            $15::bytea[])
-  WITH ORDINALITY AS w (bucket, recipient, mref, sender, message_id, replay_key, key_id, sender_key_id, priority,
-                        channel_id, correlation_id, created_at, accepted_at, expires_at, wire, n)
-ORDER BY n
-RETURNING {place}
+-- Stores envelopes with their ids, receipts and audit events: those that find room in their recipient's queue, have a free id,
+-- and get their one-time key where they are sealed to one. Each brings how much may wait before it, in all and of its sender.
+-- Dead letters count: otherwise they would be a way to hold more than a queue may. Another process may be storing the same
+-- message: then this waits for that transaction, and does not get the id.
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::varchar[],
+      $8::bytea[], $9::varchar[], $10::uuid[], $11::bytea[], $12::uuid[], $13::uuid[], $14::smallint[], $15::uuid[], $16::uuid[],
+      $17::timestamptz[], $18::timestamptz[], $19::timestamptz[], $20::bytea[], $21::jsonb[], $22::uuid[], $23::jsonb[],
+      $24::bytea[], $25::boolean[])
+    WITH ORDINALITY AS w (way, most_messages, most_bytes, most_of_sender, most_bytes_of_sender, bucket, recipient, mref, sender,
+      message_id, replay_key, key_id, signer_id, priority, channel_id, correlation_id, created_at, accepted_at, expires_at, wire,
+      answer, event_id, detail, event_hash, one_time, n)
+), held AS MATERIALIZED (
+  SELECT way, h.* FROM unnest($26::smallint[], $27::varchar[], $28::varchar[]) WITH ORDINALITY AS w (bucket, recipient, sender, way)
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS messages, coalesce(sum(wire_bytes), 0) AS bytes, count(*) FILTER (WHERE sender_nhi = w.sender) AS of_sender,
+      coalesce(sum(wire_bytes) FILTER (WHERE sender_nhi = w.sender), 0) AS bytes_of_sender
+    FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient
+  ) AS h
+), checked AS MATERIALIZED (
+  SELECT g.n, g.one_time, messages > most_messages OR bytes > most_bytes AS queue_full,
+    of_sender > most_of_sender OR bytes_of_sender > most_bytes_of_sender AS share_full
+  FROM given AS g JOIN held USING (way)
+), wanted AS MATERIALIZED (
+  SELECT g.recipient, g.key_id, g.sender, g.accepted_at AS at, $29::timestamptz AS issued_since FROM given AS g JOIN checked AS c USING (n)
+  WHERE c.one_time AND NOT queue_full AND NOT share_full
+), spent AS ({keys.spend_one_time}),
+ids AS (
+  INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
+  SELECT sender, message_id, replay_key, answer, expires_at + $30::interval FROM given AS g JOIN checked AS c USING (n)
+  WHERE NOT queue_full AND NOT share_full
+    AND (NOT g.one_time OR EXISTS (SELECT FROM spent WHERE spent.agent_nhi = g.recipient AND spent.key_id = g.key_id))
+  ORDER BY sender, message_id
+  ON CONFLICT (sender_nhi, message_id) DO NOTHING
+  RETURNING sender_nhi, message_id
+), new AS MATERIALIZED (
+  SELECT g.* FROM given AS g JOIN ids ON ids.sender_nhi = g.sender AND ids.message_id = g.message_id ORDER BY n
+), placed AS (
+  INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
+    channel_id, correlation_id, created_at, accepted_at, queued_at, expires_at, wire, wire_bytes)
+  SELECT bucket, recipient, mref, sender, message_id, replay_key, key_id, signer_id, priority, channel_id, correlation_id,
+    created_at, accepted_at, accepted_at, expires_at, wire, octet_length(wire) FROM new
+  RETURNING mref, seq
+), receipts AS (
+  INSERT INTO delivery_receipts (receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority,
+    wire_bytes, status, sent_at, accepted_at, expires_at, bucket)
+  SELECT gen_random_uuid(), message_id, replay_key, sender, recipient, channel_id, priority, octet_length(wire), 'pending',
+    created_at, accepted_at, expires_at, bucket FROM new
+), events AS (
+  SELECT event_id, accepted_at, 'message_sent', sender, recipient, message_id, replay_key, detail, event_hash FROM new
+), recorded AS ({audit.record})
+SELECT c.queue_full, c.share_full, p.seq
+FROM checked AS c JOIN given AS g USING (n) LEFT JOIN placed AS p ON p.mref = g.mref ORDER BY n
 
 -- name: claimable
--- Those of these messages that may still be delivered, with the bytes of those in $4. `passes` says whether the queue has
--- anything before the place $6 that is neither among these nor known to be leased ($7). It asks in the order of the queue,
--- so that the front of the queue's own index is read, whatever share of the table the queue is.
-SELECT {envelope}, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire,
-  coalesce((
+-- Those of these messages that are in their queue and have not expired, with the bytes of those in $4. `passes` says whether
+-- the queue has anything before the place $6 that is neither among these nor known to be leased ($7). It asks in the order of
+-- the queue, so that the front of the queue's own index is read, whatever share of the table the queue is.
+WITH w AS (
+  SELECT {envelope}, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire FROM envelopes
+  WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state = 'queued' AND expires_at > $5
+)
+SELECT d.*, coalesce((
     SELECT true FROM envelopes AS o
     WHERE o.bucket = $1 AND o.recipient_nhi = $2 AND o.state = 'queued' AND ((3 - o.priority)::bigint << 48) + o.seq < $6
       AND o.expires_at > $5 AND o.mref NOT IN (SELECT unnest($3::bytea[] || $7::bytea[]))
     ORDER BY ((3 - o.priority)::bigint << 48) + o.seq LIMIT 1
   ), false) AS passes
-FROM envelopes
-WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state = 'queued' AND expires_at > $5
+FROM ({deliverable}) AS d
 
 -- name: passed
 -- The first of those for which `claimable` says `passes`.
@@ -86,7 +134,8 @@ WHERE bucket = $1 AND recipient_nhi = $2 AND channel_id = $3 AND state = 'queued
 ORDER BY priority DESC, seq LIMIT $6
 
 -- name: one
-SELECT {envelope}, wire FROM envelopes WHERE bucket = $1 AND replay_key = $2
+WITH w AS (SELECT {envelope}, wire FROM envelopes WHERE bucket = $1 AND replay_key = $2)
+{deliverable}
 
 -- name: lock
 -- Every transaction locks in this order, so that two that end the same messages do not wait for each other.
@@ -94,6 +143,52 @@ SELECT {envelope}, NULL AS wire
 FROM unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (of_bucket, of_recipient, of_message)
 JOIN envelopes AS e ON e.bucket = of_bucket AND e.replay_key = of_message AND e.recipient_nhi = of_recipient
 ORDER BY e.bucket, e.replay_key FOR UPDATE OF e
+
+-- name: acknowledged
+-- For each acknowledgment: the envelope, and the pair that signed its receipt, where it has one.
+SELECT e.*, p.*
+FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::uuid[], $5::boolean[])
+  WITH ORDINALITY AS w (of_bucket, signer, of_message, signer_id, pair_known, n)
+LEFT JOIN LATERAL (
+  SELECT {envelope}, NULL::bytea AS wire FROM envelopes
+  WHERE bucket = w.of_bucket AND replay_key = w.of_message AND recipient_nhi = w.signer
+) AS e ON true
+CROSS JOIN LATERAL ({keys.signer}) AS p
+ORDER BY w.n
+
+-- name: settle
+-- Ends messages that are still in their queues: the envelopes go, their receipts say so, and the audit has two events each.
+-- Every transaction locks in this order, so that two that end the same messages do not wait for each other. $1 and $2 are the
+-- first and the last time of sending: only the receipts of those days are looked at.
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest($3::smallint[], $4::bytea[], $5::bytea[], $6::uuid[], $7::varchar[], $8::varchar[], $9::timestamptz[],
+      $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::timestamptz[], $15::integer[], $16::timestamptz[],
+      $17::text[], $18::bytea[], $19::uuid[], $20::bytea[], $21::uuid[], $22::text[], $23::bytea[])
+    WITH ORDINALITY AS w (bucket, mref, replay_key, message_id, sender, recipient, sent_at, status, attested_by, delivered_at,
+      acknowledged_at, read_at, attempts, last_attempt_at, reason, receipt_wire, received_id, received_hash, ended_id, ended_type,
+      ended_hash, n)
+), locked AS (
+  SELECT e.bucket, e.recipient_nhi, e.mref FROM given AS g
+  JOIN envelopes AS e ON e.bucket = g.bucket AND e.recipient_nhi = g.recipient AND e.mref = g.mref AND e.replay_key = g.replay_key
+  WHERE e.state = 'queued' ORDER BY e.bucket, e.replay_key FOR UPDATE OF e
+), gone AS (
+  DELETE FROM envelopes AS e USING locked AS l
+  WHERE e.bucket = l.bucket AND e.recipient_nhi = l.recipient_nhi AND e.mref = l.mref
+  RETURNING e.mref
+), ended AS MATERIALIZED (
+  SELECT g.* FROM given AS g JOIN gone USING (mref)
+), moved AS (
+  UPDATE delivery_receipts AS r SET {receipt_step} FROM ended AS w
+  WHERE r.message_id = w.message_id AND r.sender_nhi = w.sender AND r.recipient_nhi = w.recipient AND r.sent_at = w.sent_at
+    AND r.sent_at BETWEEN $1 AND $2
+  RETURNING r.replay_key, r.status
+), events AS (
+  SELECT received_id, acknowledged_at, 'message_received', recipient, sender, message_id, replay_key, '{}'::jsonb, received_hash
+  FROM ended
+  UNION ALL
+  SELECT ended_id, acknowledged_at, ended_type, recipient, sender, message_id, replay_key, '{}'::jsonb, ended_hash FROM ended
+), recorded AS ({audit.record})
+SELECT e.n::int - 1 AS n, m.status FROM ended AS e LEFT JOIN moved AS m ON m.replay_key = e.replay_key
 
 -- name: remove
 DELETE FROM envelopes AS e USING unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (bucket, recipient, mref)

@@ -20,8 +20,7 @@ from angelia.keys.service import Keys
 from angelia.mail import receipts_store, store
 from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import DeliveryStatus, EnvelopeRow, QueuePlace
-from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.model import DeliveryStatus, EnvelopeRow, QueuePlace, ReceiptStep
 from angelia.mail.sender_events import delivery_event
 from angelia.stores.ledger import Ledger, Tx
 

@@ -16,8 +16,7 @@ from angelia.mail import receipts_store, store
 from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRecord
-from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRecord, ReceiptStep
 from angelia.mail.sender_events import delivery_event
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
@@ -42,14 +41,14 @@ class InTransit:
             known = await receipts_store.one(tx, replay_key)
             if known is None or known.sender != agent.handle:
                 raise NotFound("there is no such message of yours", hint="only what you sent can be withdrawn")
-            row = await store.one(tx, known.recipient, replay_key)
+            waiting = await store.one(tx, known.recipient, replay_key)
             # It may have ended between the two statements: then the receipt says how.
             known = await receipts_store.one(tx, replay_key) or known
-        if row is None or known.status is not DeliveryStatus.PENDING:
+        if waiting is None or known.status is not DeliveryStatus.PENDING:
             _check_withdrawn(known)
             return
         async with self._ledger.transaction() as tx:
-            locked = await store.lock_one(tx, row.recipient, replay_key)
+            locked = await store.lock_one(tx, known.recipient, replay_key)
             known = await receipts_store.one(tx, replay_key) or known
             if locked is None or known.status is not DeliveryStatus.PENDING:
                 _check_withdrawn(known)
@@ -76,10 +75,11 @@ class InTransit:
             known = await receipts_store.one(tx, replay_key)
             if known is None or agent.handle not in (known.sender, known.recipient):
                 raise NotFound("there is no such message of yours")
-            row = await store.one(tx, known.recipient, replay_key)
-            if row is None:
+            found = await store.one(tx, known.recipient, replay_key)
+            if found is None:
                 return known, None
-            revoked, denied = await withheld(tx, self._policy, [row], now)
+            revoked, denied = await withheld(tx, self._policy, [found], now)
+        row = found.row
         shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in revoked | denied
         return known, row if shown else dataclasses.replace(row, wire=None)
 

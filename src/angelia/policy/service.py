@@ -71,12 +71,15 @@ class Policy:
         self._held: _Held | None = None
         self._read_at = 0.0
 
-    async def check(self, tx: Tx, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
+    async def check(
+        self, tx: Tx, wishes: Sequence[Wish], now: datetime, version: int | None = None
+    ) -> list[AngeliaError | None]:
         """Returns one answer per wish: None if it is allowed, else the denial. Raises Unavailable if the rules cannot
-        be read. The next check in any process sees a change of the rules."""
+        be read. The next check in any process sees a change of the rules. `version` is that of the rules, where the
+        caller has just read it with something else."""
         if not wishes:
             return []
-        held = await self._current(tx)
+        held = await self._current(tx, version)
         return [None if held.allows(wish, now) else _counted_denial(wish) for wish in wishes]
 
     async def spend(self, wish: Wish, now: datetime) -> None:
@@ -166,8 +169,12 @@ class Policy:
         async with self._ledger.reading() as tx:
             return await self._current(tx)
 
-    async def _current(self, tx: Tx) -> _Held:
+    async def _current(self, tx: Tx, version: int | None = None) -> _Held:
         """The present rules. Raises Unavailable for a fault of any kind, also in a stored rule."""
+        held = self._held
+        if held is not None and held.version == version:
+            self._read_at = time.monotonic()
+            return held
         try:
             async with asyncio.timeout(_ENGINE_SECONDS):
                 # The version is read first: the rules read after it are never older than that version.

@@ -3,8 +3,7 @@
 rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at
 
 -- name: version
--- Read with every check: decisions cached under another version are not used.
-SELECT version FROM policy_version
+{version}
 
 -- name: lock_version
 SELECT version FROM policy_version FOR UPDATE

@@ -9,22 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
 from angelia.errors import AngeliaError, Unavailable
-from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.ledger import Tx
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Opened = Callable[[], AbstractAsyncContextManager[Tx]]
 Batch = Callable[[Tx, Sequence[Item]], Awaitable[Sequence[Result | AngeliaError]]]
 
 
 class GroupCommit(Generic[Item, Result]):
-    """One kind of work. `batch` is set-based and returns a result or an error for each item; work that only reads needs
-    no transaction."""
+    """One kind of work. `batch` is set-based and returns a result or an error for each item. It runs in what `opened`
+    gives: a transaction, or a connection for a single statement or for reads (`Ledger`)."""
 
-    def __init__(self, ledger: Ledger, batch: Batch[Item, Result], *, most: int = 256, reads: bool = False) -> None:
-        self._open = ledger.reading if reads else ledger.transaction
+    def __init__(self, opened: Opened, batch: Batch[Item, Result], *, most: int = 256) -> None:
+        self._opened = opened
         self._batch = batch
         self._most = most
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
@@ -32,16 +34,24 @@ class GroupCommit(Generic[Item, Result]):
 
     async def submit(self, item: Item) -> Result:
         """Returns after the commit that holds this item. A cancelled caller's item may still be committed."""
-        mine: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, mine))
-        if self._committer is None or self._committer.done():
-            self._committer = asyncio.create_task(self._commit_waiting())
-        return await mine
+        return await self._enter(item)
+
+    async def submit_all(self, items: Sequence[Item]) -> list[Result | BaseException]:
+        """The same for several items, which stay in their order. Returns for each what `submit` would return or
+        raise."""
+        return await asyncio.gather(*[self._enter(item) for item in items], return_exceptions=True)
 
     async def close(self) -> None:
         """Returns after everything that waits was committed."""
         if self._committer is not None:
             await self._committer
+
+    def _enter(self, item: Item) -> asyncio.Future[Result]:
+        mine: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, mine))
+        if self._committer is None or self._committer.done():
+            self._committer = asyncio.create_task(self._commit_waiting())
+        return mine
 
     async def _commit_waiting(self) -> None:
         while self._waiting:
@@ -52,7 +62,7 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _commit(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            async with self._open() as tx:
+            async with self._opened() as tx:
                 results = await self._batch(tx, [item for item, _ in batch])
                 # Inside, so that results that do not fit the items roll back: afterwards, a retry would write twice.
                 outcomes = list(zip(batch, results, strict=True))

@@ -1,19 +1,32 @@
-"""The ledger: PostgreSQL behind one pool. Services open transactions and pass them to stores; driver errors are wrapped
-here."""
+"""The ledger: PostgreSQL. Services open transactions and pass them to stores; driver errors are wrapped here."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import asyncpg
 import msgspec
 
 from angelia.errors import InvalidArgument, Unavailable
+from angelia.stores.connections import Connections
 from angelia.stores.disk import Disk
 
 Row = Mapping[str, Any]
+CONNECT_SECONDS = 5.0
+# Each statement is planned once per connection, not at every execution: planning was more than half of PostgreSQL's
+# work for a message. A plan must then be good at any size of its tables, so none is chosen that is only good for small
+# ones: rows are looked up by an index, one at a time.
+SESSION = {
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "statement_timeout": "15s",
+}
 
 # What PostgreSQL and its driver raise when the server is away, starting or stopping; the statement is not to blame.
 GONE = (
@@ -27,6 +40,7 @@ GONE = (
     asyncpg.CrashShutdownError,
     asyncpg.InsufficientResourcesError,  # disk full, out of memory, too many connections
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.QueryCanceledError,  # a statement that took too long
     asyncpg.InvalidCachedStatementError,  # the schema changed under a running server; a retry succeeds
 )
 # What PostgreSQL or its driver raises for a value that no column can hold: the caller sent it, the statement is right.
@@ -49,76 +63,37 @@ class Tx(Protocol):
     async def execute(self, query: str, *args: object) -> str: ...
 
 
-class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """Returned to the pool without a reset, which would cost a round trip: our transactions leave no session state."""
-
-    def get_reset_query(self) -> str:
-        return ""
-
-
 class Ledger:
-    """A pool of connections to the database that decides what exists."""
+    """The database that decides what exists."""
 
-    def __init__(self, pool: asyncpg.Pool, disk: Disk) -> None:
-        self._pool = pool
+    def __init__(self, connections: Connections, disk: Disk) -> None:
+        self._connections = connections
         self.disk = disk
 
     @classmethod
     async def open(cls, url: str, connections: int = 10, disk: Disk | None = None) -> Ledger:
-        """Makes the pool. It connects when it is first used, so this succeeds while the database is away."""
-        pool = await asyncpg.create_pool(
-            url,
-            min_size=0,
-            max_size=connections,
-            timeout=5,
-            command_timeout=15,
-            init=_prepare,
-            connection_class=_Connection,
-        )
-        return cls(pool, disk or Disk())
+        """Connects when it is first used, so this succeeds while the database is away."""
+        return cls(Connections(partial(_connect, url), connections), disk or Disk())
 
     async def close(self) -> None:
-        try:
-            await self._pool.close()
-        except GONE:
-            self._pool.terminate()
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Tx]:
-        """One transaction: committed when the block ends, rolled back when it raises.
-
-        DiskFull while the disk is nearly full, so that PostgreSQL keeps running and can be read."""
-        self.disk.check()
-        with self._wrapped():
-            async with self._pool.acquire(timeout=5) as connection, connection.transaction():
-                yield connection
+        with suppress(*GONE):
+            await self._connections.close()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Tx]:
         """A connection for statements that only read. Each sees what is committed when it begins, as in a transaction,
         which would cost two round trips more."""
-        with self._wrapped():
-            async with self._pool.acquire(timeout=5) as connection:
-                yield connection
-
-    async def ping(self) -> None:
-        async with self.reading() as tx:
-            await tx.fetchval("SELECT 1")
-
-    @contextmanager
-    def _wrapped(self) -> Iterator[None]:
         try:
-            yield
+            connection = await self._connections.take()
+            try:
+                yield connection
+            except asyncpg.InvalidCachedStatementError:
+                connection.forget_statements()
+                raise
+            finally:
+                self._connections.give_back(connection)
         except GONE as error:
-            if isinstance(error, asyncpg.DiskFullError):
-                self.disk.report_full()
-            if self.disk.full:  # also when PostgreSQL is away: it may have stopped for want of space
-                raise self.disk.refusal() from error
-            raise Unavailable(
-                "the ledger is not reachable at the moment",
-                hint="try again; it restarts by itself",
-                retry_after=1,
-            ) from error
+            raise self._away(error) from error
         except asyncpg.DataError as error:
             # The driver refuses an argument with a bare DataError; subclasses come from the server.
             if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
@@ -128,11 +103,54 @@ class Ledger:
                 hint="text must be without NUL characters, numbers and dates within their range",
             ) from error
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Tx]:
+        """One transaction: committed when the block ends, rolled back when it raises.
 
-async def _prepare(connection: asyncpg.Connection) -> None:
+        DiskFull while the disk is nearly full, so that PostgreSQL keeps running and can be read."""
+        self.disk.check()
+        async with self.reading() as tx:
+            await tx.execute("BEGIN")
+            try:
+                yield tx
+            except BaseException:
+                # A connection that cannot roll back is dropped, and PostgreSQL rolls back then.
+                with suppress(*GONE, asyncpg.PostgresError):
+                    await tx.execute("ROLLBACK")
+                raise
+            # PostgreSQL answers ROLLBACK when a statement failed and its error was caught on the way.
+            if await tx.execute("COMMIT") != "COMMIT":
+                raise asyncpg.InFailedSQLTransactionError("a statement of this transaction failed")
+
+    @asynccontextmanager
+    async def statement(self) -> AsyncIterator[Tx]:
+        """A connection for one statement that writes. PostgreSQL commits it by itself, in the same round trip."""
+        self.disk.check()
+        async with self.reading() as tx:
+            yield tx
+
+    async def ping(self) -> None:
+        async with self.reading() as tx:
+            await tx.fetchval("SELECT 1")
+
+    def _away(self, error: BaseException) -> Unavailable:
+        if isinstance(error, asyncpg.DiskFullError):
+            self.disk.report_full()
+        if self.disk.full:  # also when PostgreSQL is away: it may have stopped for want of space
+            return self.disk.refusal()
+        return Unavailable(
+            "the ledger is not reachable at the moment",
+            hint="try again; it restarts by itself",
+            retry_after=1,
+        )
+
+
+async def _connect(url: str) -> asyncpg.Connection:
+    connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS, statement_cache_size=0, server_settings=SESSION)
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",
         encoder=lambda value: msgspec.json.encode(value).decode(),
         decoder=msgspec.json.decode,
     )
+    return connection

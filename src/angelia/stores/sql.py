@@ -12,21 +12,39 @@ import msgspec
 T = TypeVar("T")
 
 _BLOCK = re.compile(r"^-- (name|part): (\w+)\n(.*?)(?=^-- (?:name|part): |\Z)", re.MULTILINE | re.DOTALL)
+_PART = re.compile(r"\{(?:([a-z]\w*)\.)?([a-z]\w*)\}")
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
     """Returns the statements, by name, of the file `name` beside a module, given by its `__file__`.
 
-    `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record."""
-    text = (Path(beside).parent / name).read_text("utf-8")
-    blocks = [(kind, block, content.strip()) for kind, block, content in _BLOCK.findall(text)]
-    found = {block: content for kind, block, content in blocks if kind == "name"}
-    for kind, part, content in blocks:
-        if kind == "part":
-            text = _COMMENT.sub("", content)
-            found = {block: statement.replace(f"{{{part}}}", text) for block, statement in found.items()}
-    return found
+    `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record; `{keys.part}`
+    for one of `parts.sql` of the slice `keys`, so that one statement asks several slices, and each knows its tables."""
+    package = Path(beside).parent
+    named, own = _blocks(package / name)
+    shared = package / "parts.sql"
+    if shared.exists():
+        own |= _blocks(shared)[1]
+
+    def part(found: re.Match[str]) -> str:
+        others, name = found.groups()
+        if others is not None:
+            return _blocks(package.parent / others / "parts.sql")[1][name]
+        return _PART.sub(part, own[name]) if name in own else found[0]  # another name is for the store to fill in
+
+    return {block: _PART.sub(part, statement) for block, statement in named.items()}
+
+
+def _blocks(file: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The statements and the parts of a file, by name; parts without their comments."""
+    named, parts = dict[str, str](), dict[str, str]()
+    for kind, block, content in _BLOCK.findall(file.read_text("utf-8")):
+        if kind == "name":
+            named[block] = content.strip()
+        else:
+            parts[block] = _COMMENT.sub("", content.strip())
+    return named, parts
 
 
 def columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
