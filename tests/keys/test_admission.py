@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -15,17 +16,28 @@ from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import InvalidKey, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.times import unix_ms
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import Compression, Header, Priority, Suite
 from angelia.errors import AngeliaError, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale
-from angelia.keys.admission import Signed, signers, spend_one_time, stale, standings
+from angelia.keys import admission
+from angelia.keys.admission import Signed, bare_stale, signers, stale, standing
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import DESTROY_AFTER, ONE_TIME_USE, Reason
 from angelia.stores.ledger import Tx
+from angelia.stores.sql import blocks
 from keyholder import KeyHolder, KeySlice
 
 MS, CACHE, SKEW = timedelta(milliseconds=1), timedelta(seconds=3_600), timedelta(seconds=300)
 NEUTRAL = b"\x01" + bytes(31)
+# The parts of keys, in the smallest statements that have them.
+_, PARTS = blocks(Path(admission.__file__).with_name("parts.sql"))
+ENVELOPE = "SELECT $1::varchar AS recipient, $2::uuid AS key_id, $3::varchar AS sender, $4::timestamptz AS made_at"
+STANDING = f"SELECT k.* FROM ({ENVELOPE}) AS w CROSS JOIN LATERAL ({PARTS['standing']}) AS k"  # noqa: S608
+SPEND = f"""
+WITH wanted AS (
+  SELECT $1::varchar AS recipient, $2::uuid AS key_id, $3::varchar AS sender, $4::timestamptz AS at,
+    $5::timestamptz AS issued_since
+) {PARTS["spend_one_time"]}"""
 
 
 @pytest.fixture
@@ -65,12 +77,15 @@ def header(
 
 async def admit(tx: Tx, what: Header, at: datetime) -> None:
     """What a relay does with one envelope: ask how its key stands, and spend it if it serves once."""
-    (standing,) = await standings(tx, [what], at)
-    refusal = standing.refusal
-    if standing.stale:
+    names = (what.recipient_nhi, what.key_id, what.sender_nhi)
+    row = await tx.fetchrow(STANDING, *names, moment(what.created_at))
+    assert row is not None
+    found = standing(row, what, at)
+    refusal = found.refusal
+    if found.stale:
         refusal = (await stale(tx, [what.recipient_nhi]))[what.recipient_nhi]
-    if standing.one_time:
-        (refusal,) = await spend_one_time(tx, [what], at)
+    if found.one_time and not await tx.fetch(SPEND, *names, at, at - ONE_TIME_USE):
+        refusal = bare_stale(what.recipient_nhi)
     if refusal is not None:
         raise refusal
 

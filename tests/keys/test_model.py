@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -23,10 +23,11 @@ from angelia.errors import AngeliaError, InvalidArgument
 from angelia.keys.model import (
     DESTROY_AFTER,
     BundleDocument,
-    KeyRecord,
+    KemStanding,
     KeyStatus,
     LinkDocument,
     OneTimeKeyDocument,
+    PairStanding,
     RotationDocument,
     RotationPolicy,
     bundle_document,
@@ -301,53 +302,38 @@ ROTATED = datetime(2026, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 
 
-def record(status: KeyStatus = KeyStatus.ACTIVE, **other: object) -> KeyRecord:
-    values: dict[str, object] = {
-        "agent_nhi": "alice",
-        "key_id": UUID(int=1),
-        "key_type": "xwing",
-        "usage": "signed",
-        "public_key": b"",
-        "status": status,
-        "created_at": ROTATED - timedelta(days=9),
-        **other,
-    }
-    return KeyRecord(**values)  # type: ignore[arg-type]
-
-
 def test_the_private_half_lives_65_minutes_longer_than_the_grace_of_7_days() -> None:
     assert timedelta(seconds=604_800 + 3_600 + 300) == DESTROY_AFTER
 
 
 def test_an_active_kem_key_takes_everything_until_it_expires() -> None:
-    assert record().takes_envelope_of(ROTATED, ROTATED)
-    expiring = record(expires_at=ROTATED)
+    assert KemStanding(KeyStatus.ACTIVE).takes_envelope_of(ROTATED, ROTATED)
+    expiring = KemStanding(KeyStatus.ACTIVE, expires_at=ROTATED)
     assert expiring.takes_envelope_of(ROTATED - MS, ROTATED - MS)
     assert not expiring.takes_envelope_of(ROTATED - MS, ROTATED)
 
 
 def test_a_kem_key_in_grace_takes_what_was_sealed_within_an_hour_of_its_rotation() -> None:
-    in_grace = record(KeyStatus.GRACE, rotated_at=ROTATED)
+    in_grace = KemStanding(KeyStatus.GRACE, rotated_at=ROTATED)
     last = ROTATED + timedelta(seconds=3_600)
     assert in_grace.takes_envelope_of(last, last)
     assert not in_grace.takes_envelope_of(last + MS, last + MS)
 
 
 def test_a_kem_key_takes_nothing_once_its_private_half_is_gone_even_if_the_tick_is_late() -> None:
-    in_grace = record(KeyStatus.GRACE, rotated_at=ROTATED)
+    in_grace = KemStanding(KeyStatus.GRACE, rotated_at=ROTATED)
     assert in_grace.takes_envelope_of(ROTATED, ROTATED + DESTROY_AFTER - MS)
     assert not in_grace.takes_envelope_of(ROTATED, ROTATED + DESTROY_AFTER)
 
 
 @pytest.mark.parametrize("status", [KeyStatus.RETIRED, KeyStatus.REVOKED])
 def test_a_kem_key_that_is_over_takes_nothing(status: KeyStatus) -> None:
-    over = record(status, rotated_at=ROTATED, revoked_at=ROTATED if status is KeyStatus.REVOKED else None)
+    over = KemStanding(status, rotated_at=ROTATED)
     assert not over.takes_envelope_of(ROTATED - timedelta(days=1), ROTATED)
 
 
-@pytest.mark.parametrize("status", [KeyStatus.GRACE, KeyStatus.RETIRED])
-def test_a_replaced_pair_signs_for_300_seconds_of_envelope_time_and_history_stays_verifiable(status: KeyStatus) -> None:
-    replaced = record(status, rotated_at=ROTATED)
+def test_a_replaced_pair_signs_for_300_seconds_of_envelope_time_and_history_stays_verifiable() -> None:
+    replaced = PairStanding(rotated_at=ROTATED)
     last = ROTATED + timedelta(seconds=300)
     years_later = ROTATED + timedelta(days=2000)
     assert replaced.signs_envelope_of(last, years_later)
@@ -355,7 +341,7 @@ def test_a_replaced_pair_signs_for_300_seconds_of_envelope_time_and_history_stay
 
 
 def test_a_revoked_pair_is_refused_from_the_moment_it_was_compromised_and_not_before() -> None:
-    revoked = record(KeyStatus.REVOKED, revoked_at=ROTATED + timedelta(hours=1), compromised_since=ROTATED)
+    revoked = PairStanding(revoked_at=ROTATED + timedelta(hours=1), compromised_since=ROTATED)
     assert revoked.signs_envelope_of(ROTATED - MS, ROTATED - MS)
     assert not revoked.signs_envelope_of(ROTATED - MS, ROTATED)
     without = replace(revoked, compromised_since=None)
@@ -364,7 +350,7 @@ def test_a_revoked_pair_is_refused_from_the_moment_it_was_compromised_and_not_be
 
 
 def test_a_pair_that_was_replaced_before_it_was_revoked_gets_no_longer_a_life_by_it() -> None:
-    both = record(KeyStatus.REVOKED, rotated_at=ROTATED, revoked_at=ROTATED + timedelta(hours=9))
+    both = PairStanding(rotated_at=ROTATED, revoked_at=ROTATED + timedelta(hours=9))
     late = ROTATED + timedelta(seconds=300) + MS
     assert both.signs_envelope_of(late - MS, late)
     assert not both.signs_envelope_of(late, late)

@@ -34,6 +34,7 @@ from http_agents import Server
 from keyholder import now_ms
 from mail_agents import Correspondent, random_key
 from mail_office import PostOffice, left, told
+from store_probes import until_blocked
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 NOTHING = {"envelopes": 0, "sent_ids": 0, "delivery_receipts": 0}
@@ -741,16 +742,21 @@ async def test_a_hot_tier_that_was_emptied_neither_delivers_twice_nor_loses(
 
 
 async def test_the_ledger_being_away_is_503_and_no_answer_is_given_before_its_commit(
-    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
-    async def away(*args: object) -> None:
-        raise Unavailable
-
     envelope = alice.seal(bob, created_at=unix_ms(now))
-    with monkeypatch.context() as broken:
-        broken.setattr("angelia.mail.service.receipts_store.add", away)
+    async with connection.transaction():
+        # In the way of the commit, not of the checks before it.
+        await connection.execute("LOCK TABLE delivery_receipts IN SHARE MODE")
+        sending = asyncio.create_task(office.send(alice, envelope, now))
+        await until_blocked(connection)
+        assert not sending.done()
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
         with pytest.raises(Unavailable):
-            await office.send(alice, envelope, now)
+            await sending
     assert await office.poll(bob, now) == []
     assert (await office.send(alice, envelope, now)).new
 

@@ -40,10 +40,12 @@ SELECT coalesce((
 -- since then and are unused. In one order in all processes, so that two transactions do not wait for each other.
 UPDATE one_time_keys AS o SET used_at = free.at
 FROM (
-  SELECT o.agent_nhi, o.key_id, w.at FROM wanted AS w
-  JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
+  SELECT o.agent_nhi, o.key_id, w.at FROM (SELECT * FROM wanted ORDER BY recipient, key_id) AS w
+  CROSS JOIN LATERAL (
+    SELECT agent_nhi, key_id, issued_to, issued_at, used_at FROM one_time_keys
+    WHERE agent_nhi = w.recipient AND key_id = w.key_id LIMIT 1 FOR UPDATE
+  ) AS o
   WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= w.issued_since
-  ORDER BY o.agent_nhi, o.key_id FOR UPDATE OF o
 ) AS free
 WHERE o.agent_nhi = free.agent_nhi AND o.key_id = free.key_id
 RETURNING o.agent_nhi, o.key_id

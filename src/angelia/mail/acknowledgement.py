@@ -106,8 +106,9 @@ class Acknowledgements:
         Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
         keys, tokens = [ack.key for ack in acks], [ack.token for ack in acks]  # if one cannot be read, none is ended
         receipts = [_parsed(agent, ack.receipt, now) for ack in acks]
-        rows, pairs = await self._read(agent, keys, receipts, now)
-        leases = await self._leases(agent, [token.mref for token in tokens])
+        mrefs = [token.mref for token in tokens]
+        rows, pairs = await self._read(agent, mrefs, receipts, now)
+        leases = await self._leases(agent, mrefs)
         outcomes: list[Acknowledged | AngeliaError | None] = [None] * len(acks)
         checked: dict[int, _CheckedAck] = {}
         for at, (key, token, receipt, row, pair, lease) in enumerate(
@@ -115,8 +116,9 @@ class Acknowledgements:
         ):
             try:
                 verified = await self._verified(agent, key, receipt, pair, now)
-                _check_lease(row, token, lease, now)
-                checked[at] = _CheckedAck(agent.handle, key, row, verified, lease, now)
+                _check_lease(token, lease, now)
+                named = row if row is not None and row.replay_key == key else None
+                checked[at] = _CheckedAck(agent.handle, key, named, verified, lease, now)
             except AngeliaError as error:
                 outcomes[at] = error
         settled = await self._commits.submit_all(list(checked.values()))
@@ -145,14 +147,14 @@ class Acknowledgements:
         return outcomes
 
     async def _read(
-        self, agent: AgentRow, keys: Sequence[bytes], receipts: Sequence[Receipt | AngeliaError | None], now: datetime
+        self, agent: AgentRow, mrefs: Sequence[bytes], receipts: Sequence[Receipt | AngeliaError | None], now: datetime
     ) -> tuple[list[EnvelopeRow | None], list[VerifyingPair | AngeliaError | None]]:
         """The envelopes of acks, and for each receipt the pair to verify it with."""
         signed = [signed_receipt(one) if isinstance(one, Receipt) else None for one in receipts]
         known = [None if one is None else PAIRS.known(one) for one in signed]
         asked = [
-            (key, None if one is None else one.signer_id, one is None or pair is not None)
-            for key, one, pair in zip(keys, signed, known, strict=True)
+            (mref, None if one is None else one.signer_id, one is None or pair is not None)
+            for mref, one, pair in zip(mrefs, signed, known, strict=True)
         ]
         async with self._ledger.reading() as tx:
             rows, standings = await store.acknowledged(tx, agent.handle, asked)
@@ -187,7 +189,7 @@ class Acknowledgements:
         if row is None:
             raise NotFound("there is no such message for you", hint="it was settled, or its time was over")
         if row.replay_key != key:
-            raise LeaseLost("the lease token is another message's")
+            raise _wrong_token()
         if lease is None or not lease.held_by(nack.token.secret):
             raise _lease_over()
         if nack.counted and lease.attempts >= ATTEMPTS:
@@ -265,11 +267,9 @@ def _parsed(agent: AgentRow, document: ReceiptDocument | None, now: datetime) ->
         return error
 
 
-def _check_lease(row: EnvelopeRow | None, token: LeaseToken, lease: Lease | None, now: datetime) -> None:
+def _check_lease(token: LeaseToken, lease: Lease | None, now: datetime) -> None:
     if lease is not None and lease.held_by_other(token.secret, now):
         raise LeaseLost("somebody else has this message by now", hint="whoever has it settles it; else it comes again")
-    if row is not None and row.mref != token.mref:
-        raise LeaseLost("the lease token is another message's")
 
 
 def _outcome(ack: _CheckedAck, outcome: Acknowledged | BaseException | None) -> Acknowledged | AngeliaError | None:
@@ -301,6 +301,8 @@ def _refusal_of_late(ack: _CheckedAck, known: ReceiptRecord | None) -> AngeliaEr
         return None
     if known.status is DeliveryStatus.EXPIRED:
         return MessageExpired("the message expired before it was acknowledged")
+    if known.status is DeliveryStatus.PENDING:  # it waits, under another mref
+        return _wrong_token()
     return Conflict(f"the message is {known.status} and was never acknowledged")
 
 
@@ -332,6 +334,10 @@ def _status_now(ack: _CheckedAck, stored: DeliveryStatus | None) -> DeliveryStat
     if stored is None or (stored is DeliveryStatus.DELIVERED and ack.status is DeliveryStatus.READ):
         return ack.status
     return stored
+
+
+def _wrong_token() -> LeaseLost:
+    return LeaseLost("the lease token is another message's")
 
 
 def _lease_over() -> LeaseLost:

@@ -19,7 +19,7 @@ from angelia.mail.api import ReceiveQuery
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
 from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, QueuePlace, last_score
-from angelia.policy.service import Policy
+from angelia.policy.service import Policy, asking_rules
 from angelia.stores.ledger import Ledger
 from angelia.stores.wake import RECHECK_SECONDS, RequestTime, Wake, decode_event
 
@@ -204,9 +204,10 @@ class Delivery:
         by_mref = {claim.mref: claim for claim in got.messages}
         without_copy = [claim.mref for claim in got.messages if claim.copy is None]
         async with self._ledger.reading() as tx:
-            claimed, passes = await store.claimable(
-                tx, agent.handle, list(by_mref), without_copy, now, got.last, got.out
-            )
+            with asking_rules():
+                claimed, passes = await store.claimable(
+                    tx, agent.handle, list(by_mref), without_copy, now, got.last, got.out
+                )
             if damaged := [mref for mref, one in claimed.items() if not _is_of(by_mref[mref].copy, one.row)]:
                 claimed |= (await store.claimable(tx, agent.handle, damaged, damaged, now))[0]
             revoked, denied = await withheld(tx, self._policy, list(claimed.values()), now)

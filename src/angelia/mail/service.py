@@ -41,7 +41,7 @@ from angelia.mail.model import (
     untimely,
 )
 from angelia.policy.model import Action, Wish
-from angelia.policy.service import Policy, denial
+from angelia.policy.service import Policy, asking_rules, denial
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Row, StatementError, Tx
 
@@ -172,7 +172,9 @@ class Mail:
         now = max(offer.accepted_at for offer in offers)
         signed = [Signed.envelope(offer.envelope.header) for offer in offers]
         pairs = [admission.PAIRS.known(one) for one in signed]
-        rows = await store.admission(tx, [(offer, pair is not None) for offer, pair in zip(offers, pairs, strict=True)])
+        asked = [(offer, pair is not None) for offer, pair in zip(offers, pairs, strict=True)]
+        with asking_rules():
+            rows = await store.admission(tx, asked)
         repeats = [_first_answer(row, offer) for row, offer in zip(rows, offers, strict=True)]
         wishes = [_wish(offer) for offer in offers]
         fresh = [wish for wish, repeat in zip(wishes, repeats, strict=True) if repeat is None]

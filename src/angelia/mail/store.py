@@ -103,7 +103,11 @@ async def add(
         for one, room, event in zip(new, rooms(new), events, strict=True)
     ]
     counted = [(bucket_of(recipient), recipient, sender) for recipient, sender in ways]
-    rows = await tx.fetch(SQL["add"], *columns(values, 25), *columns(counted, 3), issued_since, REMEMBER_IDS)
+    given = (*columns(values, 25), *columns(counted, 3), REMEMBER_IDS)
+    if any(one.one_time for one in new):
+        rows = await tx.fetch(SQL["add_one_time"], *given, issued_since)
+    else:
+        rows = await tx.fetch(SQL["add"], *given)
     return [_stored(one, row) for one, row in zip(new, rows, strict=True)]
 
 
@@ -183,11 +187,9 @@ async def lock_one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | N
 async def acknowledged(
     tx: Tx, recipient: str, acks: Sequence[tuple[bytes, UUID | None, bool]]
 ) -> tuple[list[EnvelopeRow | None], Sequence[Row]]:
-    """For the replay key of each acknowledgment its envelope, and how the pair of its receipt stands; the last value of
-    an acknowledgment says whether the bytes of that pair are known."""
-    bucket = bucket_of(recipient)
-    values = [(bucket, recipient, *ack) for ack in acks]
-    rows = await tx.fetch(SQL["acknowledged"], *columns(values, 5))
+    """For the mref of each acknowledgment its envelope, and how the pair of its receipt stands; the last value of an
+    acknowledgment says whether the bytes of that pair are known."""
+    rows = await tx.fetch(SQL["acknowledged"], *columns([(recipient, *ack) for ack in acks], 4))
     return [None if row["mref"] is None else record_of(EnvelopeRow, row) for row in rows], rows
 
 
@@ -199,19 +201,18 @@ async def settle(
     values = [
         (bucket_of(row.recipient), row.mref, row.replay_key, *step.columns(), *events) for row, step, events in steps
     ]
-    times = [row.sent_at for row, _, _ in steps]
-    rows = await tx.fetch(SQL["settle"], min(times), max(times), *columns(values, 21))
+    rows = await tx.fetch(SQL["settle"], *columns(values, 21))
     return {row["n"]: DeliveryStatus(row["status"]) if row["status"] else None for row in rows}
 
 
 async def remove(tx: Tx, rows: Sequence[EnvelopeRow]) -> None:
-    await tx.execute(SQL["remove"], *columns([(bucket_of(r.recipient), r.recipient, r.mref) for r in rows], 3))
+    await tx.execute(SQL["remove"], *columns([(bucket_of(row.recipient), row.mref) for row in rows], 2))
 
 
 async def bury(tx: Tx, rows: Sequence[tuple[EnvelopeRow, str]], now: datetime) -> None:
     """Makes dead letters of messages."""
-    values = [(bucket_of(row.recipient), row.recipient, row.mref, reason) for row, reason in rows]
-    await tx.execute(SQL["bury"], *columns(values, 4), now)
+    values = [(bucket_of(row.recipient), row.mref, reason) for row, reason in rows]
+    await tx.execute(SQL["bury"], *columns(values, 3), now)
 
 
 async def requeue(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> EnvelopeRow | None:

@@ -43,12 +43,10 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM sent_ids AS s USING old WHERE s.sender_nhi = old.sender_nhi AND s.message_id = old.message_id
 
--- name: add
--- Stores envelopes with their ids, receipts and audit events: those that find room in their recipient's queue, have a free id,
--- and get their one-time key where they are sealed to one. Each brings how much may wait before it, in all and of its sender.
--- Dead letters count: otherwise they would be a way to hold more than a queue may. Another process may be storing the same
--- message: then this waits for that transaction, and does not get the id.
-WITH given AS MATERIALIZED (
+-- part: given_and_checked
+-- New envelopes, and whether each finds room in its recipient's queue. Each brings how much may wait before it, in all and of
+-- its sender. Dead letters count: otherwise they would be a way to hold more than a queue may.
+given AS MATERIALIZED (
   SELECT * FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::varchar[],
       $8::bytea[], $9::varchar[], $10::uuid[], $11::bytea[], $12::uuid[], $13::uuid[], $14::smallint[], $15::uuid[], $16::uuid[],
       $17::timestamptz[], $18::timestamptz[], $19::timestamptz[], $20::bytea[], $21::jsonb[], $22::uuid[], $23::jsonb[],
@@ -67,19 +65,11 @@ WITH given AS MATERIALIZED (
   SELECT g.n, g.one_time, messages > most_messages OR bytes > most_bytes AS queue_full,
     of_sender > most_of_sender OR bytes_of_sender > most_bytes_of_sender AS share_full
   FROM given AS g JOIN held USING (way)
-), wanted AS MATERIALIZED (
-  SELECT g.recipient, g.key_id, g.sender, g.accepted_at AS at, $29::timestamptz AS issued_since FROM given AS g JOIN checked AS c USING (n)
-  WHERE c.one_time AND NOT queue_full AND NOT share_full
-), spent AS ({keys.spend_one_time}),
-ids AS (
-  INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
-  SELECT sender, message_id, replay_key, answer, expires_at + $30::interval FROM given AS g JOIN checked AS c USING (n)
-  WHERE NOT queue_full AND NOT share_full
-    AND (NOT g.one_time OR EXISTS (SELECT FROM spent WHERE spent.agent_nhi = g.recipient AND spent.key_id = g.key_id))
-  ORDER BY sender, message_id
-  ON CONFLICT (sender_nhi, message_id) DO NOTHING
-  RETURNING sender_nhi, message_id
-), new AS MATERIALIZED (
+)
+
+-- part: stored
+-- The envelopes whose ids were free, with their receipts and audit events.
+new AS MATERIALIZED (
   SELECT g.* FROM given AS g JOIN ids ON ids.sender_nhi = g.sender AND ids.message_id = g.message_id ORDER BY n
 ), placed AS (
   INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
@@ -98,13 +88,47 @@ ids AS (
 SELECT c.queue_full, c.share_full, p.seq
 FROM checked AS c JOIN given AS g USING (n) LEFT JOIN placed AS p ON p.mref = g.mref ORDER BY n
 
+-- name: add
+-- Stores envelopes that find room and have a free id. Another process may be storing the same message: then this waits for
+-- that transaction, and does not get the id.
+WITH {given_and_checked}, ids AS (
+  INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
+  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given AS g JOIN checked AS c USING (n)
+  WHERE NOT queue_full AND NOT share_full
+  ORDER BY sender, message_id
+  ON CONFLICT (sender_nhi, message_id) DO NOTHING
+  RETURNING sender_nhi, message_id
+), {stored}
+
+-- name: add_one_time
+-- The same, where some are sealed to one-time keys: those must get theirs too.
+WITH {given_and_checked}, wanted AS MATERIALIZED (
+  SELECT g.recipient, g.key_id, g.sender, g.accepted_at AS at, $30::timestamptz AS issued_since FROM given AS g JOIN checked AS c USING (n)
+  WHERE c.one_time AND NOT queue_full AND NOT share_full
+), spent AS ({keys.spend_one_time}),
+ids AS (
+  INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
+  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given AS g JOIN checked AS c USING (n)
+  WHERE NOT queue_full AND NOT share_full
+    AND (NOT g.one_time OR EXISTS (SELECT FROM spent WHERE spent.agent_nhi = g.recipient AND spent.key_id = g.key_id))
+  ORDER BY sender, message_id
+  ON CONFLICT (sender_nhi, message_id) DO NOTHING
+  RETURNING sender_nhi, message_id
+), {stored}
+
 -- name: claimable
--- Those of these messages that are in their queue and have not expired, with the bytes of those in $4. `passes` says whether
+-- The LIMIT in look-ups of single messages, here and below, keeps the planner from reading a whole index once for all of them,
+-- which is good only while the table is small.
+-- Those of these messages that are in this queue and have not expired, with the bytes of those in $4. `passes` says whether
 -- the queue has anything before the place $6 that is neither among these nor known to be leased ($7). It asks in the order of
 -- the queue, so that the front of the queue's own index is read, whatever share of the table the queue is.
 WITH w AS (
-  SELECT {envelope}, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire FROM envelopes
-  WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state = 'queued' AND expires_at > $5
+  SELECT e.* FROM unnest($3::bytea[]) AS asked (message)
+  CROSS JOIN LATERAL (
+    SELECT {envelope}, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire FROM envelopes
+    WHERE mref = message LIMIT 1
+  ) AS e
+  WHERE e.recipient = $2 AND e.state = 'queued' AND e.expires_at > $5
 )
 SELECT d.*, coalesce((
     SELECT true FROM envelopes AS o
@@ -147,40 +171,39 @@ ORDER BY e.bucket, e.replay_key FOR UPDATE OF e
 -- name: acknowledged
 -- For each acknowledgment: the envelope, and the pair that signed its receipt, where it has one.
 SELECT e.*, p.*
-FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::uuid[], $5::boolean[])
-  WITH ORDINALITY AS w (of_bucket, signer, of_message, signer_id, pair_known, n)
+FROM unnest($1::varchar[], $2::bytea[], $3::uuid[], $4::boolean[])
+  WITH ORDINALITY AS w (signer, of_message, signer_id, pair_known, n)
 LEFT JOIN LATERAL (
   SELECT {envelope}, NULL::bytea AS wire FROM envelopes
-  WHERE bucket = w.of_bucket AND replay_key = w.of_message AND recipient_nhi = w.signer
-) AS e ON true
+  WHERE mref = w.of_message LIMIT 1
+) AS e ON e.recipient = w.signer
 CROSS JOIN LATERAL ({keys.signer}) AS p
 ORDER BY w.n
 
 -- name: settle
 -- Ends messages that are still in their queues: the envelopes go, their receipts say so, and the audit has two events each.
--- Every transaction locks in this order, so that two that end the same messages do not wait for each other. $1 and $2 are the
--- first and the last time of sending: only the receipts of those days are looked at.
+-- Every transaction locks in this order, so that two that end the same messages do not wait for each other.
 WITH given AS MATERIALIZED (
-  SELECT * FROM unnest($3::smallint[], $4::bytea[], $5::bytea[], $6::uuid[], $7::varchar[], $8::varchar[], $9::timestamptz[],
-      $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::timestamptz[], $15::integer[], $16::timestamptz[],
-      $17::text[], $18::bytea[], $19::uuid[], $20::bytea[], $21::uuid[], $22::text[], $23::bytea[])
+  SELECT * FROM unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::uuid[], $5::varchar[], $6::varchar[], $7::timestamptz[],
+      $8::text[], $9::text[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::integer[], $14::timestamptz[],
+      $15::text[], $16::bytea[], $17::uuid[], $18::bytea[], $19::uuid[], $20::text[], $21::bytea[])
     WITH ORDINALITY AS w (bucket, mref, replay_key, message_id, sender, recipient, sent_at, status, attested_by, delivered_at,
       acknowledged_at, read_at, attempts, last_attempt_at, reason, receipt_wire, received_id, received_hash, ended_id, ended_type,
       ended_hash, n)
 ), locked AS (
-  SELECT e.bucket, e.recipient_nhi, e.mref FROM given AS g
-  JOIN envelopes AS e ON e.bucket = g.bucket AND e.recipient_nhi = g.recipient AND e.mref = g.mref AND e.replay_key = g.replay_key
-  WHERE e.state = 'queued' ORDER BY e.bucket, e.replay_key FOR UPDATE OF e
+  SELECT e.mref FROM (SELECT mref FROM given ORDER BY bucket, replay_key) AS g
+  CROSS JOIN LATERAL (
+    SELECT mref, state FROM envelopes AS e WHERE e.mref = g.mref LIMIT 1 FOR UPDATE
+  ) AS e
+  WHERE e.state = 'queued'
 ), gone AS (
-  DELETE FROM envelopes AS e USING locked AS l
-  WHERE e.bucket = l.bucket AND e.recipient_nhi = l.recipient_nhi AND e.mref = l.mref
-  RETURNING e.mref
+  DELETE FROM envelopes WHERE mref = ANY (ARRAY(SELECT mref FROM locked)) RETURNING mref
 ), ended AS MATERIALIZED (
   SELECT g.* FROM given AS g JOIN gone USING (mref)
 ), moved AS (
   UPDATE delivery_receipts AS r SET {receipt_step} FROM ended AS w
-  WHERE r.message_id = w.message_id AND r.sender_nhi = w.sender AND r.recipient_nhi = w.recipient AND r.sent_at = w.sent_at
-    AND r.sent_at BETWEEN $1 AND $2
+  WHERE r.replay_key = ANY (ARRAY(SELECT replay_key FROM ended)) AND r.replay_key = w.replay_key AND r.sent_at = w.sent_at
+    AND r.sender_nhi = w.sender AND r.recipient_nhi = w.recipient
   RETURNING r.replay_key, r.status
 ), events AS (
   SELECT received_id, acknowledged_at, 'message_received', recipient, sender, message_id, replay_key, '{}'::jsonb, received_hash
@@ -191,13 +214,13 @@ WITH given AS MATERIALIZED (
 SELECT e.n::int - 1 AS n, m.status FROM ended AS e LEFT JOIN moved AS m ON m.replay_key = e.replay_key
 
 -- name: remove
-DELETE FROM envelopes AS e USING unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (bucket, recipient, mref)
-WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient AND e.mref = w.mref
+DELETE FROM envelopes AS e USING unnest($1::smallint[], $2::bytea[]) AS w (bucket, mref)
+WHERE e.bucket = w.bucket AND e.mref = w.mref
 
 -- name: bury
-UPDATE envelopes AS e SET state = 'dead', dead_at = $5, dead_reason = w.reason
-FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::text[]) AS w (bucket, recipient, mref, reason)
-WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient AND e.mref = w.mref AND e.state = 'queued'
+UPDATE envelopes AS e SET state = 'dead', dead_at = $4, dead_reason = w.reason
+FROM unnest($1::smallint[], $2::bytea[], $3::text[]) AS w (bucket, mref, reason)
+WHERE e.bucket = w.bucket AND e.mref = w.mref AND e.state = 'queued'
 
 -- name: requeue
 -- A dead letter goes back to the end of its queue.

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -186,11 +187,18 @@ class Policy:
                     if held is None or held.version != version:
                         held = _Held(version, RuleSet(rules))
         except (*GONE, StatementError, AngeliaError, msgspec.ValidationError, TypeError, ValueError) as error:
-            raise Unavailable(
-                "the rules cannot be read at the moment, so nothing is allowed", hint="try again", retry_after=1
-            ) from error
+            raise _unreadable() from error
         self._held, self._read_at = held, time.monotonic()
         return held
+
+
+@contextmanager
+def asking_rules() -> Iterator[None]:
+    """Around a statement that asks the version of the rules with other things: if it fails, nothing is allowed."""
+    try:
+        yield
+    except StatementError as error:
+        raise _unreadable() from error
 
 
 def denial(wish: Wish) -> Denied:
@@ -199,6 +207,10 @@ def denial(wish: Wish) -> Denied:
         f"the rules do not let {wish.subject} {_DOING[wish.action]} {wish.object}",
         hint=f"operators see why: angelia policy check {wish.action} --subject {wish.subject} --object {wish.object}",
     )
+
+
+def _unreadable() -> Unavailable:
+    return Unavailable("the rules cannot be read at the moment, so nothing is allowed", hint="try again", retry_after=1)
 
 
 def _counted_denial(wish: Wish) -> Denied:

@@ -15,6 +15,8 @@ import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
 TAKE_SECONDS = 5.0
+# A plan is kept for so long: it knows the sizes that tables had when it was made.
+PLANS_SECONDS = 30.0
 ANSWER_SECONDS = 20.0
 _WATCH_SECONDS = 2.0
 # More statements than all slices have; only texts that are made while the server runs could exceed it.
@@ -28,6 +30,7 @@ class LedgerConnection:
         self._connection = connection
         self._prepared: dict[str, PreparedStatement] = {}
         self._names = 0
+        self._planned_at = time.monotonic()
         self._asked_at: float | None = None  # since when a statement waits for its answer
 
     async def fetch(self, query: str, *args: object) -> Sequence[Any]:
@@ -60,6 +63,15 @@ class LedgerConnection:
     def forget_statements(self) -> None:
         """After the schema changed under a prepared statement: it is parsed anew."""
         self._prepared.clear()
+
+    @property
+    def plans_are_old(self) -> bool:
+        """Whether the tables may have grown much since the statements were planned."""
+        return time.monotonic() - self._planned_at > PLANS_SECONDS
+
+    async def plan_again(self) -> None:
+        self._planned_at = time.monotonic()
+        await self.execute("DISCARD PLANS")
 
     @property
     def usable(self) -> bool:

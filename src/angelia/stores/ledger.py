@@ -25,6 +25,7 @@ SESSION = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "enable_material": "off",
     "statement_timeout": "15s",
 }
 
@@ -86,6 +87,8 @@ class Ledger:
         try:
             connection = await self._connections.take()
             try:
+                if connection.plans_are_old:
+                    await connection.plan_again()
                 yield connection
             except asyncpg.InvalidCachedStatementError:
                 connection.forget_statements()

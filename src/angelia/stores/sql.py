@@ -22,21 +22,21 @@ def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
     `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record; `{keys.part}`
     for one of `parts.sql` of the slice `keys`, so that one statement asks several slices, and each knows its tables."""
     package = Path(beside).parent
-    named, own = _blocks(package / name)
+    named, own = blocks(package / name)
     shared = package / "parts.sql"
     if shared.exists():
-        own |= _blocks(shared)[1]
+        own |= blocks(shared)[1]
 
     def part(found: re.Match[str]) -> str:
         others, name = found.groups()
         if others is not None:
-            return _blocks(package.parent / others / "parts.sql")[1][name]
+            return blocks(package.parent / others / "parts.sql")[1][name]
         return _PART.sub(part, own[name]) if name in own else found[0]  # another name is for the store to fill in
 
     return {block: _PART.sub(part, statement) for block, statement in named.items()}
 
 
-def _blocks(file: Path) -> tuple[dict[str, str], dict[str, str]]:
+def blocks(file: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The statements and the parts of a file, by name; parts without their comments."""
     named, parts = dict[str, str](), dict[str, str]()
     for kind, block, content in _BLOCK.findall(file.read_text("utf-8")):

@@ -1,0 +1,2 @@
+ALTER TABLE envelopes DROP CONSTRAINT envelopes_pkey;
+ALTER TABLE envelopes ADD PRIMARY KEY (bucket, recipient_nhi, mref);
