@@ -28,8 +28,25 @@ BEYOND = 1 << 47  # a number so high that scores of low priority pass 2^49
 
 
 @pytest.fixture
-def queues(hot: HotTier) -> HotMail:
-    return HotMail(hot)
+async def wake(hot: HotTier) -> AsyncIterator[Wake]:
+    wake = Wake(hot)
+    yield wake
+    await wake.close()
+
+
+@pytest.fixture
+def queues(hot: HotTier, wake: Wake) -> HotMail:
+    return HotMail(hot, wake)
+
+
+@pytest.fixture
+async def elsewhere(redis_url: str) -> AsyncIterator[Wake]:
+    """The waiters of another process."""
+    hot = HotTier(redis_url)
+    wake = Wake(hot)
+    yield wake
+    await wake.close()
+    await hot.close()
 
 
 @pytest.fixture
@@ -118,18 +135,51 @@ async def test_a_minimum_priority_stops_at_its_border(queues: HotMail) -> None:
 # Into the queue.
 
 
-async def test_enqueue_says_whether_it_is_new_and_wakes_only_then(queues: HotMail, hot: HotTier) -> None:
-    wake = Wake(hot)
-    async with wake.listening(arrivals("bob")) as bell:
+async def test_enqueue_says_whether_it_is_new_and_wakes_only_then(queues: HotMail, wake: Wake, elsewhere: Wake) -> None:
+    async with wake.listening(arrivals("bob")) as here, elsewhere.listening(arrivals("bob")) as there:
         assert await queues.enqueue(place(1))
-        assert await bell.wait(2)
+        assert await here.wait(0)
+        assert await there.wait(2)
         assert not await queues.enqueue(place(1))
-        assert not await bell.wait(0.05)
         assert await claimed(queues) == [1]
         assert not await queues.enqueue(place(1))  # in somebody's hands
-        assert not await bell.wait(0.05)
-    await wake.close()
+        await elsewhere.tell(arrivals("bob"), b"the last word")
+        await there.wait(2)
+        assert there.words() == [b"the last word"]
+        assert not await there.wait(0)
+        assert await here.wait(2)
+        assert (here.words(), await here.wait(0)) == ([b"the last word"], False)
     assert await claimed(queues) == []
+
+
+async def test_a_message_that_is_put_back_wakes_polls_of_all_processes_unless_quietly(
+    queues: HotMail, wake: Wake, elsewhere: Wake
+) -> None:
+    for n in (1, 2):
+        await queues.enqueue(place(n))
+    first, second = (await queues.claim("bob", 2, 0, NOW, NOW + MINUTE)).messages
+    async with wake.listening(arrivals("bob")) as here, elsewhere.listening(arrivals("bob")) as there:
+        assert await queues.put_back("bob", [first.token], NOW, quietly=True) == 1
+        assert not await here.wait(0)
+        assert await queues.put_back("bob", [second.token], NOW) == 1
+        assert await here.wait(0)
+        assert await there.wait(2)
+        assert await queues.put_back("bob", [second.token], NOW) == 0
+        assert not await here.wait(0)
+
+
+async def test_a_script_whose_answer_does_not_come_may_have_run_and_rings(
+    queues: HotMail, wake: Wake, client: redis.asyncio.Redis
+) -> None:
+    await queues.enqueue(place(1))
+    async with wake.listening(arrivals("bob")) as bell:
+        await client.client_pause(2000, all=True)
+        asking = asyncio.create_task(queues.enqueue(place(2)))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert await bell.wait(0)
+        await client.client_unpause()
 
 
 async def test_an_enqueue_does_not_move_what_is_there(queues: HotMail) -> None:
@@ -284,14 +334,15 @@ async def test_two_that_claim_at_once_get_different_messages(queues: HotMail) ->
 # Out of it.
 
 
+@pytest.mark.parametrize("process", ["this one", "another"])
 async def test_remove_leaves_no_trace_and_tells_whoever_listens(
-    queues: HotMail, hot: HotTier, client: redis.asyncio.Redis
+    queues: HotMail, wake: Wake, elsewhere: Wake, client: redis.asyncio.Redis, process: str
 ) -> None:
-    wake = Wake(hot)
+    ears = wake if process == "this one" else elsewhere
     for n in range(3):
         await queues.enqueue(place(n), b"copy")
     await queues.claim("bob", 2, 0, NOW, NOW + SECOND)
-    async with wake.listening(departures("bob")) as room, wake.listening("said") as bell:
+    async with ears.listening(departures("bob")) as room, ears.listening("said") as bell:
         await queues.remove("bob", [mref(n) for n in range(3)], [("said", b"one\0"), ("said", b"two")])
         assert await room.wait(2)
         words: list[bytes] = []
@@ -299,7 +350,6 @@ async def test_remove_leaves_no_trace_and_tells_whoever_listens(
             assert await bell.wait(2)
             words += bell.words()
         assert words == [b"one\0", b"two"]
-    await wake.close()
     assert [name for name in await client.keys("*") if name != b"ang:birth"] == []
 
 
@@ -363,5 +413,5 @@ def test_a_token_has_one_spelling(token: str) -> None:
 
 @given(st.binary(min_size=16, max_size=16))
 def test_a_token_names_its_message_and_its_lease(raw: bytes) -> None:
-    secret = model.new_secret()
+    secret = model.new_secrets(1)
     assert LeaseToken.parse(str(LeaseToken(raw, secret))) == (raw, secret)

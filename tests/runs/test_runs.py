@@ -19,6 +19,7 @@ from angelia.runs.model import RunState
 from angelia.runs.service import Runs
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 from assembled_slices import assembled
 from http_agents import Server
 from receipt_rows import NOW, OLD, fill
@@ -129,7 +130,7 @@ async def test_what_waits_and_when_a_job_was_done_is_measured(
 
 async def test_receipts_are_counted_no_further_than_wanted(ledger: Ledger, hot: HotTier, database_url: str) -> None:
     await fill(database_url, OLD, 12)
-    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, FailureCounts(hot)))
+    receipts = Receipts(ledger, HotMail(hot, Wake(hot)), Failures(ledger, FailureCounts(hot)))
     assert [await receipts.count_waiting(NOW, most) for most in (5, 100)] == [5, 12]
 
 

@@ -3,7 +3,7 @@
 --       2  ang:mail:{rid}:lease  mrefs that are leased or held back, score = until when, Unix ms
 --       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  1  now, Unix ms  2  until when  3  the last score that is wanted  4  what the names of copies begin with
---       5… one secret for each message that is wanted
+--       5  secrets of 32 digits, one after the other: one for each message that is wanted
 -- Returns {the next time that something comes back, or ''; how many more wait; score of the last one that is leased now, or
 --   ''; mrefs that were leased or held back before; mref, attempts, first leased, copy or '', …}.
 -- Scores stay text: as numbers Lua would write them with 14 digits only.
@@ -17,7 +17,7 @@ for _, mref in ipairs(over) do
   redis.call('ZREM', KEYS[2], mref)
 end
 local answer = {'', 0, '', {}}
-local first = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[3], 'WITHSCORES', 'LIMIT', 0, #ARGV - 4)
+local first = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[3], 'WITHSCORES', 'LIMIT', 0, #ARGV[5] / 32)
 if #first > 0 then
   -- All that stood before these and is known here. What the ledger has beside it was left out or forgotten.
   answer[3] = first[#first]
@@ -35,7 +35,8 @@ for i = 1, #first, 2 do
     end
   end
   attempts = attempts + 1
-  redis.call('HSET', KEYS[3], mref, score .. ':' .. attempts .. ':' .. since .. ':' .. ARGV[4 + (i + 1) / 2])
+  local secret = string.sub(ARGV[5], 16 * i - 15, 16 * i + 16)
+  redis.call('HSET', KEYS[3], mref, score .. ':' .. attempts .. ':' .. since .. ':' .. secret)
   redis.call('ZREM', KEYS[1], mref)
   redis.call('ZADD', KEYS[2], ARGV[2], mref)
   answer[#answer + 1] = mref

@@ -5,16 +5,25 @@ All of it can be rebuilt from the ledger, which decides what exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from angelia.envelope.ids import hot_tag
 from angelia.envelope.times import moment, unix_ms
-from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, LeaseToken, QueuePlace, last_score, new_secret
+from angelia.mail.model import (
+    HOT_COPY_LIFE,
+    HOT_COPY_MAX,
+    Lease,
+    LeaseToken,
+    QueuePlace,
+    each_secret,
+    last_score,
+    new_secrets,
+)
 from angelia.stores.hot_line import Word
 from angelia.stores.valkey import HotTier, Script
-from angelia.stores.wake import wake_topic
+from angelia.stores.wake import Wake, wake_topic
 
 _ENQUEUE = Script.read(__file__, "enqueue.lua")
 _CLAIM = Script.read(__file__, "claim.lua")
@@ -73,8 +82,9 @@ def events(agent: str) -> str:
 class HotMail:
     """The queues of all recipients. The keys of one recipient share a hash tag, so a script has them in one place."""
 
-    def __init__(self, hot: HotTier) -> None:
+    def __init__(self, hot: HotTier, wake: Wake) -> None:
         self._hot = hot
+        self._wake = wake
 
     async def enqueue(self, place: QueuePlace, wire: bytes | None = None, life: timedelta = HOT_COPY_LIFE) -> bool:
         """Puts a message into its queue; returns False when it is there already."""
@@ -82,16 +92,23 @@ class HotMail:
         ready, lease, _ = _keys(place.recipient)
         copy = wire if wire is not None and len(wire) <= HOT_COPY_MAX else b""
         life_ms = max(1, min(life, HOT_COPY_LIFE) // timedelta(milliseconds=1))
-        args: list[Word] = [mref, place.score, copy, life_ms, arrivals(place.recipient)]
-        return bool(await self._hot.run(_ENQUEUE, [ready, lease, _copies(place.recipient) + mref], args))
+        topic = arrivals(place.recipient)
+        args: list[Word] = [mref, place.score, copy, life_ms, topic, self._wake.tagged()]
+        new = True  # where no answer comes: it may be, and a ring too many costs one look
+        try:
+            new = bool(await self._hot.run(_ENQUEUE, [ready, lease, _copies(place.recipient) + mref], args))
+        finally:
+            if new:
+                self._wake.ring(topic)
+        return new
 
     async def claim(self, recipient: str, most: int, min_priority: int, now: datetime, until: datetime) -> Claims:
         """Leases the first messages of a queue."""
-        secrets = [new_secret() for _ in range(most)]
-        args: list[Word] = [unix_ms(now), unix_ms(until), last_score(min_priority), _copies(recipient), *secrets]
+        secrets = new_secrets(most)
+        args: list[Word] = [unix_ms(now), unix_ms(until), last_score(min_priority), _copies(recipient), secrets]
         back, more, last, out, *told = await self._hot.run(_CLAIM, _keys(recipient), args)
         return Claims(
-            _claimed(told, secrets),
+            _claimed(told, each_secret(secrets)),
             moment(int(back)) if back else None,
             bool(more),
             int(last or 0),
@@ -104,8 +121,11 @@ class HotMail:
         """Leases messages that are named by their places: the first ones that are free."""
         if not wanted:
             return []
-        secrets = {one.mref.hex(): new_secret() for one in wanted}
-        named: list[Word] = [part for one in wanted for part in (one.mref.hex(), one.score, secrets[one.mref.hex()])]
+        mrefs = [one.mref.hex() for one in wanted]
+        secrets = dict(zip(mrefs, each_secret(new_secrets(len(wanted))), strict=True))
+        named: list[Word] = [
+            part for mref, one in zip(mrefs, wanted, strict=True) for part in (mref, one.score, secrets[mref])
+        ]
         args: list[Word] = [unix_ms(now), unix_ms(until), _copies(recipient), most, *named]
         told = await self._hot.run(_CLAIM_THESE, _keys(recipient), args)
         return _claimed(told, [secrets[mref.decode()] for mref in told[::4]])
@@ -131,9 +151,16 @@ class HotMail:
         Returns how many were still held. One that is `given` was delivered to its recipient: it cannot be withdrawn,
         though it may not count as an attempt. A waiting poll is woken, so that it looks in time, unless `quietly`."""
         named: list[Word] = [part for mref, secret in tokens for part in (mref.hex(), secret)]
-        said = "" if quietly else arrivals(recipient)
-        args: list[Word] = [unix_ms(until), int(uncounted), said, _GIVEN if given else "", *named]
-        return int(await self._hot.run(_PUT_BACK, _keys(recipient), args))
+        topic = "" if quietly else arrivals(recipient)
+        left = _GIVEN if given else ""
+        args: list[Word] = [unix_ms(until), int(uncounted), topic, self._wake.tagged(), left, *named]
+        ended = len(tokens)  # where no answer comes: they may be
+        try:
+            ended = int(await self._hot.run(_PUT_BACK, _keys(recipient), args))
+        finally:
+            if ended and topic:
+                self._wake.ring(topic)
+        return ended
 
     async def hold(self, place: QueuePlace, now: datetime, until: datetime) -> bool:
         """Holds back a message that its recipient was never given; returns False when it was given."""
@@ -146,21 +173,27 @@ class HotMail:
 
     async def remove(self, recipient: str, mrefs: Sequence[bytes], news: Sequence[tuple[str, bytes]] = ()) -> None:
         """Forgets messages that are gone from the ledger, and publishes what became of them: topics and events."""
-        published: list[Word] = [part for one in news for part in one]
+        told = [(departures(recipient), b""), *news]
+        published: list[Word] = [part for topic, event in told for part in (topic, self._wake.tagged(event))]
         named = [mref.hex() for mref in mrefs]
-        args: list[Word] = [_copies(recipient), departures(recipient), len(named), *named, *published]
-        await self._hot.run(_REMOVE, _keys(recipient), args)
+        args: list[Word] = [_copies(recipient), len(named), *named, *published]
+        try:
+            await self._hot.run(_REMOVE, _keys(recipient), args)
+        finally:  # without an answer too: the ledger has settled them
+            for topic, event in told:
+                self._wake.ring(topic, event)
 
 
 def _keys(recipient: str) -> list[str]:
-    return [f"ang:mail:{{{hot_tag(recipient)}}}:{name}" for name in ("ready", "lease", "tries")]
+    queue = f"ang:mail:{{{hot_tag(recipient)}}}"
+    return [f"{queue}:ready", f"{queue}:lease", f"{queue}:tries"]
 
 
 def _copies(recipient: str) -> str:
     return f"ang:mail:{{{hot_tag(recipient)}}}:env:"
 
 
-def _claimed(told: Sequence[bytes], secrets: Sequence[str]) -> list[Claimed]:
+def _claimed(told: Sequence[bytes], secrets: Iterable[str]) -> list[Claimed]:
     parts = zip(told[::4], told[1::4], told[2::4], told[3::4], secrets, strict=False)
     return [
         Claimed(LeaseToken(bytes.fromhex(mref.decode()), secret), int(attempt), moment(int(since)), copy or None)

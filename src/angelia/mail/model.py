@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
@@ -374,8 +374,13 @@ def last_score(min_priority: int) -> int:
     return (4 - min_priority) * (1 << 48) - 1
 
 
-def new_secret() -> str:
-    return secrets.token_hex(_TOKEN_BYTES)
+def new_secrets(count: int) -> str:
+    """The secrets of that many leases, one after the other: independent of each other, and drawn in one call."""
+    return secrets.token_hex(_TOKEN_BYTES * count)
+
+
+def each_secret(drawn: str) -> Iterator[str]:
+    return (drawn[at : at + 2 * _TOKEN_BYTES] for at in range(0, len(drawn), 2 * _TOKEN_BYTES))
 
 
 def parse_replay_key(text: str) -> bytes:

@@ -36,7 +36,7 @@ class MailSlice:
         keys: KeysSlice,
     ) -> None:
         ledger, rules, failures = stores.ledger, policy.policy, audit.failures
-        self.queues = HotMail(stores.hot)
+        self.queues = HotMail(stores.hot, stores.wake)
         self.mail = Mail(ledger, self.queues, rules, failures)
         self.in_transit = InTransit(ledger, self.queues, rules)
         self.delivery = Delivery(ledger, self.queues, stores.wake, rules, failures)

@@ -17,23 +17,28 @@ _NOT_YET = object()
 Word = str | int | bytes  # one part of a command
 
 
+def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+    """Gives a connection to a protocol of ours. The client library opened it, because it knows URLs, TLS and
+    passwords."""
+    writer = connection._writer  # the library has no other way to give its transport away
+    assert writer is not None, "it was connected just now"
+    writer.transport.set_protocol(protocol)
+    return writer.transport
+
+
 class HotLine(asyncio.Protocol):
     """Sends all commands of one turn of the event loop together. Never sends one twice: after a broken connection it
     may have run or not, and only its caller knows whether a retry is safe."""
 
     def __init__(self, connection: AbstractConnection) -> None:
-        """Takes over a connection that the client library opened, because it knows URLs, TLS and passwords."""
-        writer = connection._writer  # the library has no other way to give its transport away
-        assert writer is not None, "it was connected just now"
         self._connection = connection  # kept alive, or it would close the transport
-        self._transport = writer.transport
+        self._transport = take_over(connection, self)
         self._loop = asyncio.get_running_loop()
         self._answers = hiredis.Reader(replyError=_reply_error, notEnoughData=_NOT_YET)
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self.open = True
-        self._transport.set_protocol(self)
 
     def ask(self, *words: Word) -> asyncio.Future[Any]:
         """Sends one command. The future gets its reply, or the error of the server or of the connection."""

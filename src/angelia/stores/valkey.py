@@ -7,18 +7,15 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio
 import structlog
-from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from angelia.errors import SettingsError, Unavailable
@@ -27,6 +24,7 @@ from angelia.stores.hot_line import HotLine, Word
 BIRTH = "ang:birth"
 # How far the clocks of servers that share a hot tier may differ (`doctor` warns at one second).
 CLOCK_ALLOWANCE_MS = 1000
+_FAULTS = (RedisError, OSError, TimeoutError)
 _NO_JOURNAL = ("CONFIG", "SET", "appendonly", "no")
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
@@ -45,8 +43,6 @@ class Script:
 
 
 _BIRTH_SCRIPT = Script.read(__file__, "birth.lua")
-_PUBLISH_SCRIPT = Script.read(__file__, "publish.lua")
-
 
 log = structlog.get_logger(__name__)
 
@@ -82,19 +78,31 @@ class HotTier:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """Runs a script on the pipelined connection, and returns its reply."""
-        with _wrapped():
+        words = (len(keys), *keys, *args)
+        try:
             line = self._line
             if line is None or not line.open:
                 line = await self._connected()
             try:
-                return await _ask(line, script, keys, args)
+                return await line.ask("EVALSHA", script.sha, *words)
             except ResponseError as error:
-                if self._shared or not _journal_fails(error):
-                    raise
-            # A full disk must not stop what needs no disk. What a restart loses without the journal, the ledger has.
-            await line.ask(*_NO_JOURNAL)
-            log.error("the hot tier cannot write its journal and goes on without", url=self._url.rpartition("@")[2])
-            return await _ask(line, script, keys, args)
+                return await self._run_again(line, script, words, error)
+        except _FAULTS as error:
+            raise _unavailable() from error
+
+    async def _run_again(self, line: HotLine, script: Script, words: Sequence[Word], fault: ResponseError) -> Any:
+        """Runs a script that the server refused to run, if the reason can be helped."""
+        if isinstance(fault, NoScriptError):  # a restarted server has lost its script cache
+            try:
+                return await line.ask("EVAL", script.text, *words)
+            except ResponseError as error:
+                fault = error
+        if self._shared or not _journal_fails(fault):
+            raise fault
+        # A full disk must not stop what needs no disk. What a restart loses without the journal, the ledger has.
+        await line.ask(*_NO_JOURNAL)
+        log.error("the hot tier cannot write its journal and goes on without", url=self._url.rpartition("@")[2])
+        return await line.ask("EVAL", script.text, *words)
 
     async def keep_journal(self) -> None:
         """Turns the journal of our own server on again, if a full disk turned it off."""
@@ -112,29 +120,30 @@ class HotTier:
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> HotLine:
-        connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        await connection.connect()
-        self._line = HotLine(connection)
+        self._line = HotLine(await self._new_connection())
         return self._line
+
+    async def _new_connection(self) -> AbstractConnection:
+        connection: AbstractConnection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()  # type: ignore[no-untyped-call]
+        return connection
 
     async def ping(self) -> None:
         with _wrapped():
             await self._redis.ping()
 
-    @asynccontextmanager
-    async def pubsub(self) -> AsyncIterator[PubSub]:
-        """A subscriber connection, without a read timeout. It does not reconnect: the reader opens a new one, and so
-        knows that it may have missed messages."""
-        client = redis.asyncio.Redis.from_url(self._url, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
-        try:
-            async with client.pubsub() as subscriber:
-                yield subscriber
-        finally:
-            await client.aclose()
+    async def subscriber(self) -> AbstractConnection:
+        """Returns a new connection for wake-ups; its caller takes it over and closes it."""
+        with _wrapped():
+            return await self._new_connection()
 
     async def publish(self, topic: str, message: bytes) -> None:
-        """Publishes on a topic, by a script, so that it shares a round trip with other scripts."""
-        await self.run(_PUBLISH_SCRIPT, [], [topic, message])
+        """Publishes on a topic, over the connection of the scripts, so that it shares a round trip with them."""
+        with _wrapped():
+            line = self._line
+            if line is None or not line.open:
+                line = await self._connected()
+            await line.ask("PUBLISH", topic, message)
 
     async def set_mark(self, key: str, life_ms: int | None) -> None:
         with _wrapped():
@@ -194,20 +203,17 @@ async def _reply(connection: AbstractConnection, *words: Word) -> Any:
     return await connection.read_response()
 
 
-async def _ask(line: HotLine, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
-    try:
-        return await line.ask("EVALSHA", script.sha, len(keys), *keys, *args)
-    except NoScriptError:  # a restarted server has lost its script cache
-        return await line.ask("EVAL", script.text, len(keys), *keys, *args)
-
-
 @contextmanager
 def _wrapped() -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise Unavailable(
-            "the hot tier is not reachable at the moment",
-            hint="try again; it restarts by itself",
-            retry_after=1,
-        ) from error
+    except _FAULTS as error:
+        raise _unavailable() from error
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable(
+        "the hot tier is not reachable at the moment",
+        hint="try again; it restarts by itself",
+        retry_after=1,
+    )

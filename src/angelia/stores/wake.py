@@ -1,4 +1,5 @@
-"""Wake-ups between processes, over the hot tier's pub/sub. One connection per process serves all requests that wait.
+"""Wake-ups: in the own process directly, and between processes over the hot tier's pub/sub. One connection per process
+serves all requests that wait.
 
 A wake-up may be lost, because a hot tier that restarts drops its subscribers. So a waiter also checks its store every
 `RECHECK_SECONDS`.
@@ -7,29 +8,41 @@ A wake-up may be lost, because a hot tier that restarts drops its subscribers. S
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
-from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
 
 from angelia.errors import Unavailable
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake_line import WakeLine
 
 T = TypeVar("T")
 
 RECHECK_SECONDS = 5.0
 _MOST_UNREAD = 256
 _RECONNECT_SECONDS = 0.2
-_UNUSED_TOPIC = "ang:wake"
-# What a call on a connection raises while the driver is taking it apart.
-_BROKEN = (RedisError, OSError, AttributeError, RuntimeError)
+_CONFIRM_SECONDS = 1.0
+_TAG_BYTES = 16
 log = structlog.get_logger(__name__)
+
+# What the edge wants to be told when the request of the present task begins to wait.
+on_wait: ContextVar[Callable[[], None] | None] = ContextVar("on_wait", default=None)
+
+
+def about_to_wait() -> None:
+    """Says that the present request begins to wait: until then it costs no more than any other. RateLimited if its
+    caller waits in too many requests already."""
+    begins = on_wait.get()
+    if begins is not None:
+        begins()
 
 
 def wake_topic(kind: str, tag: str) -> str:
@@ -92,32 +105,53 @@ class Bell:
         return rung
 
 
+class Ear(Protocol):
+    """What is rung for the messages of a topic. An empty message says that something may have happened."""
+
+    def ring(self, message: bytes = b"") -> None: ...
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A topic that this process listens to. `since`: since when all its messages come, by the monotonic clock."""
+
+    ears: set[Ear] = field(default_factory=set)
+    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
+    since: float | None = None
+
+
 class Wake:
-    """Subscribes to topics for the waiters of one process, and rings their bells."""
+    """Rings the bells of this process, and those of the others over the hot tier."""
 
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot
-        self._bells: dict[str, set[Bell]] = {}
-        self._subscribed: dict[str, asyncio.Event] = {}  # by topic: set once the server has confirmed the subscription
-        self._line: PubSub | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._tag = secrets.token_hex(_TAG_BYTES // 2).encode()
+        self._topics: dict[str, _Topic] = {}
+        self._line: WakeLine | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self.stopping = False
 
     @asynccontextmanager
     async def listening(self, *topics: str) -> AsyncIterator[Bell]:
         """Returns a bell for these topics. A caller that reads its store after this misses no later wake-up."""
+        about_to_wait()
         bell = Bell()
-        new = [topic for topic in topics if topic not in self._bells]
-        for topic in topics:
-            self._bells.setdefault(topic, set()).add(bell)
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read(), name="wake-ups")
         try:
-            await self._subscribe(new)
+            self._join(bell, topics)
             await self._until_confirmed(topics)
             yield bell
         finally:
-            await self._leave(bell, topics)
+            self._leave(bell, topics)
+
+    def follow(self, topic: str, ear: Ear) -> None:
+        """Rings `ear` for each message of a topic, until the process ends."""
+        self._join(ear, [topic])
+
+    def heard_since(self, topic: str) -> float | None:
+        """Since when this process hears all messages of a topic, by the monotonic clock; None while it may miss
+        some."""
+        known = self._topics.get(topic)
+        return None if known is None else known.since
 
     async def poll(
         self,
@@ -144,9 +178,22 @@ class Wake:
                 await bell.wait(min(left, RECHECK_SECONDS, pause(got, at)))
 
     async def tell(self, topic: str, message: bytes) -> None:
-        """Publishes a message to all waiters of a topic. A hot tier that is away is no error."""
+        """Rings all waiters of a topic: those of this process at once, the others over the hot tier. A hot tier that is
+        away is no error."""
+        self.ring(topic, message)
         with suppress(Unavailable):
-            await self._hot.publish(topic, message)
+            await self._hot.publish(topic, self.tagged(message))
+
+    def ring(self, topic: str, message: bytes = b"") -> None:
+        """Rings the waiters of this process. Whoever lets a script publish a tagged message rings here as well."""
+        known = self._topics.get(topic)
+        if known is not None:
+            for ear in known.ears:
+                ear.ring(message)
+
+    def tagged(self, message: bytes = b"") -> bytes:
+        """Returns a message as it is published: with the sign of this process, which ignores its own echo."""
+        return self._tag + message
 
     def stop(self) -> None:
         """The process is about to stop: long polls return what they have."""
@@ -155,65 +202,67 @@ class Wake:
 
     def ring_all(self) -> None:
         """Wakes all waiters, because some of them may have missed a wake-up."""
-        for bell in {bell for bells in self._bells.values() for bell in bells}:
-            bell.ring()
+        for ear in {ear for known in self._topics.values() for ear in known.ears}:
+            ear.ring()
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
 
-    async def _leave(self, bell: Bell, topics: Sequence[str]) -> None:
+    def _join(self, ear: Ear, topics: Sequence[str]) -> None:
+        new = [topic for topic in topics if topic not in self._topics]
         for topic in topics:
-            self._bells[topic].discard(bell)
-        deserted = [topic for topic in topics if not self._bells[topic]]
-        for topic in deserted:
-            del self._bells[topic]
-            self._subscribed.pop(topic, None)
-        if deserted and self._line is not None:
-            with suppress(*_BROKEN):
-                await self._line.unsubscribe(*deserted)
+            self._topics.setdefault(topic, _Topic()).ears.add(ear)
+        if self._line is not None:  # else a new connection subscribes to all topics
+            self._line.subscribe(*new)
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_line(), name="wake-ups")
 
-    async def _subscribe(self, topics: Sequence[str]) -> None:
-        """Without a connection there is nothing to do: a new one subscribes to all topics."""
-        if topics and self._line is not None:
-            with suppress(*_BROKEN):
-                await self._line.subscribe(*topics)
+    def _leave(self, ear: Ear, topics: Sequence[str]) -> None:
+        for topic in topics:
+            self._topics[topic].ears.discard(ear)
+        deserted = [topic for topic in topics if not self._topics[topic].ears]
+        for topic in deserted:
+            del self._topics[topic]
+        if self._line is not None:
+            self._line.unsubscribe(*deserted)
 
     async def _until_confirmed(self, topics: Sequence[str]) -> None:
         # No longer than a second: while the hot tier is away, the caller's own checks have to do.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                for topic in topics:
-                    await self._subscribed.setdefault(topic, asyncio.Event()).wait()
+        waiting = [known.confirmed for topic in topics if (known := self._topics[topic]).since is None]
+        if waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CONFIRM_SECONDS):
+                    for confirmed in waiting:
+                        await confirmed.wait()
 
-    async def _read(self) -> None:
+    async def _keep_line(self) -> None:
         while True:
             try:
-                async with self._hot.pubsub() as line:
-                    # A connection without subscriptions cannot be read, so there is always one topic, which is never
-                    # used.
-                    asked = {_UNUSED_TOPIC, *self._bells}
-                    await line.subscribe(*asked)
-                    self._line = line  # from here on new waiters subscribe themselves; earlier ones are in `missed`
-                    if missed := self._bells.keys() - asked:
-                        await line.subscribe(*missed)
-                    while True:
-                        self._receive(await line.get_message(timeout=None))
-            except (*_BROKEN, TimeoutError) as error:
-                log.info("wake-ups are interrupted", error=str(error) or type(error).__name__)
-            self._line = None
-            for subscribed in self._subscribed.values():
-                subscribed.clear()  # not replaced, since a waiter may hold the same event
+                self._line = WakeLine(await self._hot.subscriber(), self._heard, self._confirmed)
+                self._line.subscribe(*self._topics)
+                await self._line.lost
+                error = "the connection broke"
+            except Unavailable as away:
+                error = str(away.__cause__)
+            finally:
+                if self._line is not None:
+                    self._line.close()
+                self._line = None
+            log.info("wake-ups are interrupted", error=error)
+            for known in self._topics.values():
+                known.since = None
+                known.confirmed.clear()
             self.ring_all()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _receive(self, message: Mapping[str, Any] | None) -> None:
-        if message is None:
-            return
-        topic = message["channel"].decode()
-        if message["type"] == "message":
-            for bell in self._bells.get(topic, ()):
-                bell.ring(message["data"])
-        elif message["type"] == "subscribe" and topic in self._bells:
-            self._subscribed.setdefault(topic, asyncio.Event()).set()
+    def _heard(self, topic: str, text: bytes) -> None:
+        if not text.startswith(self._tag):  # its own waiters were rung before
+            self.ring(topic, text[_TAG_BYTES:])
+
+    def _confirmed(self, topic: str) -> None:
+        known = self._topics.get(topic)
+        if known is not None and known.since is None:
+            known.since = time.monotonic()
+            known.confirmed.set()
