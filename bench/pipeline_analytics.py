@@ -27,8 +27,9 @@ from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
+from cpu_time import Spent, spent
 from harness import Result, stores
-from ledger_rows import NOW, Spent, spent
+from ledger_rows import NOW
 
 DAYS = 90
 AGENTS = 10_000
