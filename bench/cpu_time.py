@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -40,6 +43,18 @@ def of_tree(root: psutil.Process) -> float:
     """The seconds of a process and of all its descendants, running and ended."""
     members = [root, *root.children(recursive=True)]
     return sum(of_process(one.pid) + of_ended_children(one) for one in members)
+
+
+def of_command(*command: str, environ: Mapping[str, str] | None = None) -> float:
+    """Runs a command. Returns the CPU seconds of all processes that it started; it must succeed."""
+    told = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("reaped.py")), *command],
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    return float(told.stdout)
 
 
 @dataclass

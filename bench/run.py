@@ -23,10 +23,12 @@ NOT_BENCHMARKS = {
     "bare_insert",
     "bare_uvicorn",
     "cpu_time",
+    "duckdb_counts",
     "empty_routes",
     "fleet",
     "ledger_rows",
     "mail_load",
+    "reaped",
     "served",
 }
 
