@@ -19,8 +19,9 @@ from angelia.envelope import sealing
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.sealing import EpochKey, Letter
 from angelia.runtime_file import Runtime
-from fleet import Line, Member, enroll, server
+from fleet import Line, Member, enroll
 from harness import Result
+from served import server
 
 SUBSCRIBERS, CONNECTIONS = 1_000, 10
 BODY = bytes(1024)
@@ -28,7 +29,8 @@ BODY = bytes(1024)
 
 def main(*, quick: bool) -> list[Result]:
     rounds = 3 if quick else 10
-    with server() as (runtime, _):
+    with server() as served:
+        runtime = served.runtime
         owner, *subscribers = enroll(runtime, ["owner", *(f"subscriber-{n}" for n in range(SUBSCRIBERS))])
         ours, bare = asyncio.run(_measure(runtime, owner, subscribers, rounds))
     return [

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from angelia import AsyncAgent
-from fleet import server
 from harness import Result
+from served import ANGELIA, server
 
 MESSAGES, AT_ONCE = 200, 10
 ALLOWED = 0.020
@@ -29,10 +28,10 @@ BODY = bytes(1024)
 
 
 def main(*, quick: bool) -> list[Result]:
-    with server() as (runtime, data_dir), tempfile.TemporaryDirectory() as home:
+    with server() as served, tempfile.TemporaryDirectory() as home:
         for name in ("alice", "bob"):
-            _make(name, Path(home), data_dir)
-        runs = [asyncio.run(_measure(runtime.url, Path(home))) for _ in range(3 if quick else 9)]
+            _make(name, Path(home), served.data_dir)
+        runs = [asyncio.run(_measure(served.runtime.url, Path(home))) for _ in range(3 if quick else 9)]
     ours, idle = (statistics.median(lags) for lags in zip(*runs, strict=True))
     return [
         Result(
@@ -47,7 +46,7 @@ def main(*, quick: bool) -> list[Result]:
 
 def _make(name: str, home: Path, data_dir: Path) -> None:
     environ = {**os.environ, "ANGELIA_HOME": str(home), "ANGELIA_DATA_DIR": str(data_dir)}
-    command = [Path(sys.executable).parent / "angelia", "agent", "new", name, "--register", "-q"]
+    command = [ANGELIA, "agent", "new", name, "--register", "-q"]
     subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -1,24 +1,15 @@
-"""A real server, and agents with keys in memory that prepare signed requests before the measurement."""
+"""Agents with keys in memory that seal, sign and prepare requests, and the connections that they are sent on."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import secrets
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from urllib.parse import urlsplit
-
-import httpx
 
 from angelia.agents.service import Agents
 from angelia.api import http_signature
@@ -33,39 +24,10 @@ from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
-from angelia.runtime_file import Runtime, read_runtime
+from angelia.runtime_file import Runtime
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-
-LIMITS = "send=off,receive=off,channels=off"
-
-
-@contextmanager
-def server(workers: int = 1) -> Iterator[tuple[Runtime, Path]]:
-    """Runs `angelia serve` on a fresh data directory. Yields the server and the directory."""
-    directory = Path(tempfile.mkdtemp(prefix="angelia-bench-", dir="/tmp"))
-    directory.chmod(0o755)
-    data_dir = directory / "data"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
-    environ |= {"ANGELIA_LIMITS": LIMITS, "ANGELIA_LOG_LEVEL": "warning", "ANGELIA_WORKERS": str(workers)}
-    command = [Path(sys.executable).parent / "angelia", "serve", "--data-dir", data_dir, "--port", "0"]
-    with (directory / "log").open("wb") as log:
-        child = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 60
-        while (runtime := read_runtime(data_dir)) is None or runtime.pid != child.pid:
-            assert child.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.05)
-        while httpx.get(f"{runtime.url}/health").status_code != 200:
-            time.sleep(0.05)
-        time.sleep(1.1)  # requests signed in the second of the hot tier's birth are refused
-        yield runtime, data_dir
-    finally:
-        child.terminate()
-        child.wait(60)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Line:
@@ -98,10 +60,11 @@ class Member:
         self.key_id = key_id(KeyType.ED25519, self.pair.public.ed25519)
 
     def seal(self, to: Member, body: bytes) -> Envelope:
-        letter = Letter(
-            recipient=to.handle, key=to.kem.public, body=body, message_id=uuid.uuid4(), created_at=_now_ms()
-        )
-        return sealing.seal(letter, self.handle, self.pair)
+        return sealing.seal(_letter(to, body), self.handle, self.pair)
+
+    def seal_batch(self, to: Sequence[Member], body: bytes) -> list[Envelope]:
+        """Returns one envelope for each recipient, all under one pair of signatures."""
+        return sealing.seal_batch([_letter(one, body) for one in to], self.handle, self.pair)
 
     def request(
         self,
@@ -155,6 +118,10 @@ async def _enroll(agents: Agents, keys: Keys, member: Member) -> None:
         member.pair, agent_nhi=member.handle, kem_keys=(entry,), suites=10, issued_at=_now_ms(), after=None
     )
     await keys.accept(agent, Link(bundle), [], now)
+
+
+def _letter(to: Member, body: bytes) -> Letter:
+    return Letter(recipient=to.handle, key=to.kem.public, body=body, message_id=uuid.uuid4(), created_at=_now_ms())
 
 
 def _now_ms() -> int:

@@ -18,7 +18,7 @@ from angelia.agents.service import RegistrationOutcome, register_batch
 from angelia.envelope.ids import KeyType, key_id
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger
-from harness import Result, interleaved, stores
+from harness import Result, compared, interleaved, rate, stores
 
 WRITERS = 64
 
@@ -29,15 +29,8 @@ def main(*, quick: bool) -> list[Result]:
         single, grouped = interleaved(
             rounds, lambda: asyncio.run(_single(url, count)), lambda: asyncio.run(_grouped(url, count))
         )
-    return [
-        Result(
-            "group commit / one commit a write",
-            f"{grouped:,.0f} writes/s",
-            f"{single:,.0f} writes/s",
-            grouped / single,
-            f"higher is better; {WRITERS} writers, each write durable",
-        )
-    ]
+    note = f"higher is better; {WRITERS} writers, each write durable"
+    return [compared("group commit / one commit a write", grouped, single, rate, note)]
 
 
 async def _grouped(url: str, count: int) -> float:

@@ -1,14 +1,10 @@
-"""Fills a ledger with millions of receipts, and measures the CPU time of process trees."""
+"""Fills a ledger with millions of receipts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
-import psutil
 
 from angelia.mail.receipts_store import DAILY
 from angelia.stores.ledger import Ledger
@@ -25,37 +21,6 @@ SELECT gen_random_uuid(), gen_random_uuid(), sha256(i::text::bytea), 'agent-' ||
 FROM (SELECT i, 'agent-' || i * 7 % 1009 AS r, $1::timestamptz + i * interval '10 ms' AS ts
       FROM generate_series(1, $2::int) AS i) AS g
 """
-
-
-@dataclass
-class Spent:
-    """What a step cost, in seconds: CPU time of all processes together, and wall time."""
-
-    cpu: float = 0.0
-    wall: float = 0.0
-
-
-@contextmanager
-def spent(*others: int) -> Iterator[Spent]:
-    """Measures what this process, its children and the process trees of `others` spend during the block."""
-    result = Spent()
-    began, before = datetime.now(UTC), _cpu(others)
-    yield result
-    result.wall = (datetime.now(UTC) - began).total_seconds()
-    result.cpu = _cpu(others) - before
-
-
-def _cpu(others: tuple[int, ...]) -> float:
-    total = 0.0
-    for root in (psutil.Process(), *(psutil.Process(pid) for pid in others)):
-        for process in (root, *root.children(recursive=True)):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            # The time of a child that has ended is added to its parent's.
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 async def fill(database_url: str, days: int, rows_a_day: int) -> None:

@@ -1,265 +1,313 @@
-"""Mail through the whole server, compared with a bare insert of the same durability and with verification alone.
+"""Mail through the whole server, as it is served, compared with bare durable inserts of the same rows.
 
-64 senders, each on a connection of its own, send signed requests with envelopes of 1 KiB messages; 16 recipients poll a
-hundred at a time and acknowledge with signed receipts. Envelopes, receipts and requests are made before the clock
-starts. The bare insert writes the same envelope rows, one durable transaction each, from 64 writers over as many
-connections as a web process has; the server has a web process for each core. Latency is the time from the first byte of
-a send to its event on the recipient's stream, at 100 messages a second. It is compared with one fdatasync on the same
-disk, and with one bare durable insert at the same rate.
+round-trips  100 messages that come alone: send, poll or event on a stream, acknowledgment with a signed receipt. No
+             agent takes part twice in a second, so that its cached rows have expired. Round trips to PostgreSQL are
+             counted in its statement log, scripts in Valkey's statistics; what an idle window of the same length has
+             is subtracted.
+latency      From the first byte of a send to its event on the recipient's stream, at a steady pace, with signed
+             acknowledgments; and the CPU time of a message, from the send until its audit event is sealed, with the
+             server's background work. The peer inserts at the same pace, one at a time, in alternating slices. The
+             quantiles are those of all slices together, their ranges those of single slices.
+sends        64 senders, each on a connection of its own, as fast as the server answers; then 16 recipients that poll a
+             hundred at a time and acknowledge with signed receipts. The peer is 64 writers on 10 connections.
+batches      The senders of `sends`, but 64 messages a request, sealed under one pair of signatures.
+
+The first two run on a server with the default of one web process, the others with one for each core. Messages have
+1 KiB. A round of a CPU figure ends a little later than its load, so that work in the background is counted too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import itertools
 import os
-import random
 import statistics
-import struct
 import time
-import uuid
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 
-import asyncpg
-import msgspec
+import uvloop
 
-from angelia.envelope import sealing
-from angelia.envelope.ids import bucket_of
+import bare_insert
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
-from angelia.envelope.wire import Envelope
-from angelia.runtime_file import Runtime
-from fleet import Line, Member, enroll, server
-from harness import Result, interleaved
+from fleet import Line, Member, enroll
+from harness import Result, compared, cpu_us, milliseconds, rate
+from mail_load import (
+    BATCH,
+    BODY,
+    JSON,
+    RECIPIENTS,
+    SENDERS,
+    Lines,
+    Post,
+    Stream,
+    batch_request,
+    poll,
+    posts,
+    receive_all,
+    send_all,
+    stream_paced,
+)
+from served import Cost, Served, server
 
-SENDERS, RECIPIENTS, CONNECTIONS = 64, 16, 10
-A_SECOND = 100
+SECTIONS = ("round-trips", "latency", "sends", "batches")
 WORKERS = os.cpu_count() or 1
-BODY = random.Random(1).randbytes(1024)
-_record = struct.Struct(">I32sI")
-_INSERT = """
-INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
-  created_at, accepted_at, queued_at, expires_at, wire, wire_bytes)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 1, $9, $9, $9, $10, $11::bytea, octet_length($11::bytea))
-"""
+ALONE, ALONE_A_SECOND = 100, 14  # 16 recipients at this pace: each every 1.14 s
+WINDOW = 10.0  # seconds: the periods of most background work fit into it
+PACES = (20, 100)
+SETTLE = 1.2  # seconds: the sealer works every second
 
 
-def main(*, quick: bool) -> list[Result]:
-    count, rounds, seconds = (1_024, 3, 5) if quick else (4_096, 5, 20)
-    with server(WORKERS) as (runtime, data_dir):
-        senders = enroll(runtime, [f"sender-{n}" for n in range(SENDERS)])
-        recipients = enroll(runtime, [f"recipient-{n}" for n in range(RECIPIENTS)])
-        receives: list[float] = []
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
 
-        def sent_and_received() -> float:
-            envelopes = [senders[n % SENDERS].seal(recipients[n % RECIPIENTS], BODY) for n in range(count)]
-            receipts = {
-                envelope.replay_key: _receipt(recipients[n % RECIPIENTS], envelope)
-                for n, envelope in enumerate(envelopes)
-            }
-            rate = asyncio.run(_send_all(runtime, senders, envelopes))
-            receives.append(asyncio.run(_receive_all(runtime, recipients, receipts)))
-            return rate
-
-        sent_and_received()
-        receives.clear()
-        bare, sends = interleaved(rounds, lambda: asyncio.run(_insert_all(runtime, count)), sent_and_received)
-        received = statistics.median(receives)
-        verified = _verifications(senders[0], recipients[0])
-        sync = _fdatasync(data_dir)
-        alone = asyncio.run(_paced_inserts(runtime, seconds))
-        latencies = asyncio.run(_latencies(runtime, senders[0], recipients[0], seconds))
-        p50, p99 = statistics.median(latencies), latencies[int(len(latencies) * 0.99)]
-    sent, took = f"{sends:,.0f} /s", f"{received:,.0f} /s"
-    inserted, disk = f"{bare:,.0f} /s", f"{sync * 1e3:.2f} ms"
-    paced = f"lower is better; {A_SECOND} a second"
-    return [
-        Result(
-            "durable sends / bare insert",
-            sent,
-            inserted,
-            sends / bare,
-            f"higher is better; {SENDERS} senders, {WORKERS} web processes",
-        ),
-        Result("receives / bare insert", took, inserted, received / bare, "higher is better; signed receipts"),
-        Result(
-            "durable sends / verification alone", sent, f"{verified:,.0f} /s", sends / verified, "one core verifies"
-        ),
-        Result("send to delivery p50 / fdatasync p50", f"{p50 * 1e3:.1f} ms", disk, p50 / sync, paced),
-        Result("send to delivery p99 / fdatasync p50", f"{p99 * 1e3:.1f} ms", disk, p99 / sync, paced),
-        Result(
-            "send to delivery p50 / bare insert p50", f"{p50 * 1e3:.1f} ms", f"{alone * 1e3:.1f} ms", p50 / alone, paced
-        ),
-    ]
+    rounds: int
+    slice_seconds: int
+    idle_seconds: int
+    sends: int
+    batches: int
 
 
-async def _insert_all(runtime: Runtime, count: int) -> float:
-    pool = await asyncpg.create_pool(runtime.database_url, min_size=CONNECTIONS, max_size=CONNECTIONS)
-    rows = iter([_row() for _ in range(count)])
-
-    async def writer() -> None:
-        for row in rows:
-            await pool.execute(_INSERT, *row)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(writer() for _ in range(SENDERS)))
-    rate = count / (time.perf_counter() - began)
-    await pool.execute("DELETE FROM envelopes WHERE recipient_nhi = 'nobody'")
-    await pool.close()
-    return rate
-
-
-async def _paced_inserts(runtime: Runtime, seconds: int) -> float:
-    connection = await asyncpg.connect(runtime.database_url)
-    began, times = time.perf_counter(), []
-    for number in range(A_SECOND * seconds):
-        await asyncio.sleep(max(0.0, began + number / A_SECOND - time.perf_counter()))
-        row, start = _row(), time.perf_counter()
-        await connection.execute(_INSERT, *row)
-        times.append(time.perf_counter() - start)
-    await connection.execute("DELETE FROM envelopes WHERE recipient_nhi = 'nobody'")
-    await connection.close()
-    return statistics.median(times)
+def main(*, quick: bool, only: Sequence[str] = SECTIONS) -> list[Result]:
+    effort = Effort(5, 4, 8, 640, 24) if quick else Effort(9, 10, 30, 4_096, 64)
+    results: list[Result] = []
+    if {"round-trips", "latency"} & set(only):
+        with server() as served:
+            senders = enroll(served.runtime, [f"sender-{n}" for n in range(ALONE)])
+            recipients = enroll(served.runtime, [f"recipient-{n}" for n in range(RECIPIENTS)])
+            if "round-trips" in only:
+                results += uvloop.run(_round_trips(served, senders, recipients))
+            if "latency" in only:
+                idle = _idle(served, effort.idle_seconds)
+                for pace in PACES:
+                    results += uvloop.run(_paced(served, senders[0], recipients[0], pace, effort, idle))
+    if {"sends", "batches"} & set(only):
+        with server(WORKERS) as served:
+            senders = enroll(served.runtime, [f"sender-{n}" for n in range(SENDERS)])
+            recipients = enroll(served.runtime, [f"recipient-{n}" for n in range(RECIPIENTS)])
+            if "sends" in only:
+                results += _sends(served, senders, recipients, effort)
+            if "batches" in only:
+                results += _batches(served, senders, recipients, effort, both_forms=not quick)
+    return results
 
 
-def _row() -> tuple[object, ...]:
-    now = datetime.now(UTC)
-    ids = (uuid.uuid4(), os.urandom(32), uuid.uuid4(), uuid.uuid4())
-    start, end = now, now + timedelta(days=7)
-    return bucket_of("nobody"), "nobody", os.urandom(16), "bench", *ids, start, end, os.urandom(5_660)
+async def _round_trips(served: Served, senders: list[Member], recipients: list[Member]) -> list[Result]:
+    runtime = served.runtime
+    line = await Line.open(runtime)
 
+    async def fetched(post: Post) -> str:
+        ((key, token),) = await poll(line, runtime, post.recipient)
+        assert key == post.key
+        return token
 
-async def _send_all(runtime: Runtime, senders: list[Member], envelopes: list[Envelope]) -> float:
-    requests = [
-        [
-            sender.request(runtime.url, "POST", "/v1/messages", envelope.wire, MEDIA_TYPE)
-            for envelope in envelopes[at::SENDERS]
-        ]
-        for at, sender in enumerate(senders)
-    ]
-    lines = [await Line.open(runtime) for _ in senders]
+    async def streamed(post: Post) -> str:
+        key, token = await streams[post.recipient.handle].next()
+        assert key == post.key
+        return token
 
-    async def sender(line: Line, mine: list[bytes]) -> None:
-        for request in mine:
-            status, body = await line.ask(request)
+    async def alone(arrival: Callable[[Post], Awaitable[str]], sent: list[Post]) -> None:
+        began = time.perf_counter()
+        for number, post in enumerate(sent):
+            await asyncio.sleep(max(0.0, began + number / ALONE_A_SECOND - time.perf_counter()))
+            status, body = await line.ask(post.request(runtime.url))
             assert status == 201, body
-
-    began = time.perf_counter()
-    await asyncio.gather(*(sender(line, mine) for line, mine in zip(lines, requests, strict=True)))
-    rate = len(envelopes) / (time.perf_counter() - began)
-    for line in lines:
-        line.writer.close()
-    return rate
-
-
-async def _receive_all(runtime: Runtime, recipients: list[Member], receipts: dict[str, bytes]) -> float:
-    async def recipient(member: Member) -> int:
-        line, got = await Line.open(runtime), 0
-        while True:
-            poll = member.request(runtime.url, "GET", "/v1/messages?max_messages=100", accept=MEDIA_TYPE)
-            status, body = await line.ask(poll)
-            assert status == 200, body
-            acks = [
-                b'{"replay_key":"%s","lease_token":"%s","receipt":%s}' % (key.encode(), token.encode(), receipts[key])
-                for key, token in _records(body)
-            ]
-            if not acks:
-                line.writer.close()
-                return got
-            content = b'{"acks":[' + b",".join(acks) + b"]}"
-            status, body = await line.ask(member.request(runtime.url, "POST", "/v1/messages/acknowledge", content))
+            status, body = await line.ask(post.acknowledgement(runtime.url, await arrival(post)))
             assert status == 200, body
             assert b'"problem"' not in body, body
-            got += len(acks)
 
-    began = time.perf_counter()
-    got = sum(await asyncio.gather(*(recipient(member) for member in recipients)))
-    assert got == len(receipts), f"{got} of {len(receipts)} arrived"
-    return got / (time.perf_counter() - began)
+    async def nothing() -> None:
+        pass
 
+    async def counted(work: Awaitable[None]) -> tuple[int, int]:
+        trips, scripts, until = served.round_trips(), served.scripts(), time.perf_counter() + WINDOW
+        await work
+        await asyncio.sleep(until - time.perf_counter())
+        return served.round_trips() - trips, served.scripts() - scripts
 
-def _records(body: bytes) -> Iterator[tuple[str, str]]:
-    at = 0
-    while at < len(body):
-        _, token, length = _record.unpack_from(body, at)
-        at += _record.size + length
-        yield hashlib.sha256(body[at - length : at]).hexdigest(), token.hex()
+    def result(by: str, mail: tuple[int, int], idle: tuple[int, int]) -> list[Result]:
+        trips, scripts = ((a - b) / ALONE for a, b in zip(mail, idle, strict=True))
+        note = f"lower is better; {ALONE} messages alone, signed acks; an idle window had {idle[0]} and {idle[1]}"
+        return [
+            Result(f"round trips to PostgreSQL, {by} / one", f"{trips:.1f}", "1", trips, note),
+            Result(f"scripts in Valkey, {by} / one", f"{scripts:.1f}", "1", scripts, note),
+        ]
 
-
-def _receipt(member: Member, envelope: Envelope) -> bytes:
-    header = envelope.header
-    unsigned = Receipt(
-        status=ReceiptStatus.DELIVERED,
-        replay_key=envelope.replay_key,
-        message_id=header.message_id,
-        sender_nhi=header.sender_nhi,
-        recipient_nhi=member.handle,
-        time_ms=time.time_ns() // 1_000_000,
-        signer_id=member.pair.public.signer_id,
-    )
-    return msgspec.json.encode(receipt_document(sign_receipt(unsigned, member.pair)))
-
-
-def _verifications(sender: Member, recipient: Member) -> float:
-    envelope, many = sender.seal(recipient, BODY), 400
-    began = time.perf_counter()
-    for _ in range(many):
-        sealing.verify(envelope, sender.pair.public)
-    return many / (time.perf_counter() - began)
+    with served.statement_log():
+        await alone(fetched, posts(senders, recipients, ALONE))
+        sent = posts(senders, recipients, ALONE)
+        idle, mail = await counted(nothing()), await counted(alone(fetched, sent))
+        results = result("poll", mail, idle)
+        streams = {member.handle: await Stream.open(runtime, member) for member in recipients}
+        await alone(streamed, posts(senders, recipients, RECIPIENTS))
+        sent = posts(senders, recipients, ALONE)
+        idle, mail = await counted(nothing()), await counted(alone(streamed, sent))
+        results += result("stream", mail, idle)
+    return results
 
 
-def _fdatasync(directory: Path) -> float:
-    path, times = directory / "probe", []
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    for _ in range(300):
-        os.write(descriptor, bytes(8192))
-        began = time.perf_counter()
-        os.fdatasync(descriptor)
-        times.append(time.perf_counter() - began)
-    os.close(descriptor)
-    path.unlink()
-    return statistics.median(times)
+def _idle(served: Served, seconds: int) -> Cost:
+    """What the server's background work costs in a second."""
+    time.sleep(SETTLE)
+    before = served.cost()
+    time.sleep(seconds)
+    return (served.cost() - before) / seconds
 
 
-async def _latencies(runtime: Runtime, sender: Member, recipient: Member, seconds: int) -> list[float]:
-    """Returns the latencies, sorted. Every message is acknowledged on arrival, as a recipient does."""
-    envelopes = [sender.seal(recipient, BODY) for _ in range(A_SECOND * seconds)]
-    left: dict[str, float] = {}
-    latencies: list[float] = []
-    stream, lines = await Line.open(runtime), asyncio.LifoQueue[Line]()
-    stream.writer.write(recipient.request(runtime.url, "GET", "/v1/messages/stream"))
-    await stream.reader.readuntil(b"still here\n\n")
+@dataclass
+class _Slices:
+    """What alternating slices measured, of one side."""
 
-    async def ask(member: Member, target: str, body: bytes, content_type: str = "application/json") -> None:
-        line = lines.get_nowait() if not lines.empty() else await Line.open(runtime)
-        status, told = await line.ask(member.request(runtime.url, "POST", target, body, content_type))
-        assert status in (200, 201), told
-        lines.put_nowait(line)
+    latencies: list[list[float]] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
 
-    async def listen() -> None:
-        acks = []
-        while len(latencies) < len(envelopes):
-            event = await stream.reader.readuntil(b"\n\n")
-            if b"event: message" not in event:
-                continue
-            arrived = time.perf_counter()
-            token = event.split(b"id: ")[1][:64].decode()
-            key = event.split(b'"replay_key":"')[1][:64].decode()
-            latencies.append(arrived - left[key])
-            body = msgspec.json.encode({"acks": [{"replay_key": key, "lease_token": token}]})
-            acks.append(asyncio.create_task(ask(recipient, "/v1/messages/acknowledge", body)))
-        await asyncio.gather(*acks)
+    async def add(self, served: Served, work: Awaitable[list[float]]) -> None:
+        before = served.cost()
+        latencies = await work
+        await asyncio.sleep(SETTLE)
+        self.costs.append((served.cost() - before) / len(latencies))
+        self.latencies.append(latencies)
 
-    listening = asyncio.create_task(listen())
-    began = time.perf_counter()
-    posts = []
-    for number, envelope in enumerate(envelopes):
-        await asyncio.sleep(max(0.0, began + number / A_SECOND - time.perf_counter()))
-        left[envelope.replay_key] = time.perf_counter()
-        posts.append(asyncio.create_task(ask(sender, "/v1/messages", envelope.wire, MEDIA_TYPE)))
-    await asyncio.gather(*posts)
-    async with asyncio.timeout(30):
-        await listening
-    return sorted(latencies)
+    def of_all(self, part: float) -> float:
+        """The quantile of all slices together: a slice alone has too few messages for its 99th percentile."""
+        return _quantile(sorted(itertools.chain.from_iterable(self.latencies)), part)
+
+    def of_each(self, part: float) -> list[float]:
+        return [_quantile(one, part) for one in self.latencies]
+
+
+async def _paced(
+    served: Served, sender: Member, recipient: Member, pace: int, effort: Effort, idle: Cost
+) -> list[Result]:
+    ours, bare = _Slices(), _Slices()
+    count, url = pace * effort.slice_seconds, served.runtime.database_url
+    stream, lines = await Stream.open(served.runtime, recipient), Lines(served.runtime)
+    size = len(sender.seal(recipient, BODY).wire)
+    await stream_paced(lines, stream, posts([sender], [recipient], pace), pace)
+    async with bare_insert.connections(url, 1) as pool:
+        await bare_insert.insert_paced(pool, pace, pace, size)
+        for _ in range(effort.rounds):
+            await bare.add(served, bare_insert.insert_paced(pool, pace, count // 2, size))
+            sent = posts([sender], [recipient], count)
+            await ours.add(served, stream_paced(lines, stream, sent, pace))
+    stream.close()
+    at = f"at {pace}/s"
+    note = f"lower is better; {count} messages a round"
+    background = f"an idle server takes {idle.server / pace * 1e6:,.0f} of it"
+    cost = f"{_median(ours.costs)}; {background}; bare insert {_median(bare.costs)}"
+    return [
+        _latency(f"send to delivery p50 {at} / bare insert p50", ours, bare, 0.50, note),
+        _latency(f"send to delivery p99 {at} / bare insert p99", ours, bare, 0.99, note),
+        _cpu(f"server CPU a message {at} / bare insert", ours.costs, bare.costs, cost),
+    ]
+
+
+def _latency(what: str, ours: _Slices, bare: _Slices, part: float, note: str) -> Result:
+    mine, beside = ours.of_all(part), bare.of_all(part)
+    by_round = compared(what, ours.of_each(part), bare.of_each(part), milliseconds, note)
+    return replace(by_round, ours=milliseconds(mine), peer=milliseconds(beside), ratio=mine / beside)
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    return values[int(len(values) * part)]
+
+
+def _sends(served: Served, senders: list[Member], recipients: list[Member], effort: Effort) -> list[Result]:
+    runtime, count = served.runtime, effort.sends
+    bare, sends, receives = _Rounds(served, count), _Rounds(served, count), _Rounds(served, count)
+    for number in range(effort.rounds + 1):
+        made = posts(senders, recipients, count)
+        size = len(made[0].envelope.wire)
+        bare.add(_bare(served, count, size))
+        requests = [[post.request(runtime.url) for post in made[at::SENDERS]] for at in range(SENDERS)]
+        sends.add(send_all(runtime, requests, count))
+        receives.add(receive_all(runtime, recipients, {post.key: post.receipt for post in made}))
+        if number == 0:  # the first round warms up
+            for one in (bare, sends, receives):
+                one.forget()
+    note = f"higher is better; {SENDERS} senders, {WORKERS} web processes"
+    return [
+        compared("single sends / bare inserts", sends.rates, bare.rates, rate, note),
+        _cpu("server CPU of a single send / bare insert", sends.costs, bare.costs, str(_median(sends.costs))),
+        compared("receives / bare inserts", receives.rates, bare.rates, rate, "higher is better; signed receipts"),
+        _cpu("server CPU of a receive / bare insert", receives.costs, bare.costs, str(_median(receives.costs))),
+    ]
+
+
+def _batches(
+    served: Served, senders: list[Member], recipients: list[Member], effort: Effort, *, both_forms: bool
+) -> list[Result]:
+    results = []
+    to = [recipients[n % RECIPIENTS] for n in range(BATCH)]
+    for name, content_type in _forms(served, senders[0], recipients[0], both_forms=both_forms).items():
+        count = effort.batches * BATCH
+        bare, sends = _Rounds(served, effort.sends), _Rounds(served, count)
+        for _ in range(effort.rounds):
+            made = [senders[n % SENDERS].seal_batch(to, BODY) for n in range(effort.batches)]
+            size = len(made[0][0].wire)
+            bare.add(_bare(served, effort.sends, size))
+            requests = [
+                [batch_request(served.runtime.url, senders[n % SENDERS], one, content_type)]
+                for n, one in enumerate(made)
+            ]
+            sends.add(send_all(served.runtime, requests, count))
+            uvloop.run(receive_all(served.runtime, recipients, {}))
+        note = f"higher is better; {effort.batches} batches at once, {WORKERS} web processes"
+        each = str(_median(sends.costs))
+        results += [
+            compared(f"sends in batches of {BATCH}, {name} / bare inserts", sends.rates, bare.rates, rate, note),
+            _cpu(f"server CPU of a send in a batch, {name} / bare insert", sends.costs, bare.costs, each),
+        ]
+    return results
+
+
+def _forms(served: Served, sender: Member, recipient: Member, *, both_forms: bool) -> dict[str, str]:
+    """The forms of a batch that this server reads; the binary one alone if that is enough."""
+    probe = batch_request(served.runtime.url, sender, sender.seal_batch([recipient], BODY), MEDIA_TYPE)
+
+    async def answer() -> tuple[int, bytes]:
+        return await (await Line.open(served.runtime)).ask(probe)
+
+    status, body = asyncio.run(answer())
+    if status == 415:
+        return {"JSON": JSON}
+    assert status == 200, body
+    asyncio.run(receive_all(served.runtime, [recipient], {}))
+    return {"binary": MEDIA_TYPE} | ({"JSON": JSON} if both_forms else {})
+
+
+class _Rounds:
+    """The rates and CPU costs of one kind of work, round by round."""
+
+    def __init__(self, served: Served, count: int) -> None:
+        self._served = served
+        self._count = count
+        self.rates: list[float] = []
+        self.costs: list[Cost] = []
+
+    def add(self, work: Coroutine[None, None, float]) -> None:
+        """Runs work that returns a rate."""
+        before = self._served.cost()
+        self.rates.append(uvloop.run(work))
+        time.sleep(SETTLE)
+        self.costs.append((self._served.cost() - before) / self._count)
+
+    def forget(self) -> None:
+        self.rates.clear()
+        self.costs.clear()
+
+
+async def _bare(served: Served, count: int, wire_bytes: int) -> float:
+    async with bare_insert.connections(served.runtime.database_url) as pool:
+        return await bare_insert.insert_all(pool, SENDERS, count, wire_bytes)
+
+
+def _cpu(what: str, ours: Sequence[Cost], bare: Sequence[Cost], note: str) -> Result:
+    mine, beside = ([one.server for one in side] for side in (ours, bare))
+    return compared(what, mine, beside, cpu_us, f"lower is better; {note}")
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    parts = ("web", "postgres", "valkey", "main", "client")
+    return Cost(*(statistics.median(getattr(one, part) for one in costs) for part in parts))

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
-import duckdb
 import polars as pl
 
 from angelia.pipeline.analytics.receipts import latencies
@@ -27,39 +26,13 @@ from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
+from cpu_time import Spent, spent
+from duckdb_counts import PERCENTILES, WHOLE, asked
 from harness import Result, stores
-from ledger_rows import NOW, Spent, spent
+from ledger_rows import NOW
 
 DAYS = 90
 AGENTS = 10_000
-CORES = 2
-_PERCENTILES = """
-SELECT day, priority, count(*), quantile_disc(epoch_us(delivered_at) - epoch_us(accepted_at), [0.5, 0.95, 0.99])
-FROM read_parquet($files, hive_partitioning = true) WHERE status = 'delivered' GROUP BY ALL
-"""
-_WHOLE = (
-    _PERCENTILES,
-    """
-SELECT day, hour(sent_at), priority, count(*), count(*) FILTER (status = 'delivered'),
-  count(*) FILTER (status = 'expired'), count(*) FILTER (status = 'failed'), count(*) FILTER (status = 'pending'),
-  sum(delivery_attempts), sum(wire_bytes)
-FROM read_parquet($files, hive_partitioning = true) GROUP BY ALL
-""",
-    """
-SELECT day, bucket, count(*), sum(wire_bytes) FROM read_parquet($files, hive_partitioning = true) GROUP BY ALL
-""",
-    """
-SELECT day, agent, sum(sent), sum(sent_bytes), sum(delivered), sum(expired), sum(failed), sum(received),
-  sum(received_bytes)
-FROM (
-  SELECT day, sender_nhi AS agent, 1 AS sent, wire_bytes AS sent_bytes, (status = 'delivered')::int AS delivered,
-    (status = 'expired')::int AS expired, (status = 'failed')::int AS failed, 0 AS received, 0 AS received_bytes
-  FROM read_parquet($files, hive_partitioning = true)
-  UNION ALL
-  SELECT day, recipient_nhi, 0, 0, 0, 0, 0, 1, wire_bytes FROM read_parquet($files, hive_partitioning = true)
-) GROUP BY ALL
-""",
-)
 
 
 def main(*, quick: bool) -> list[Result]:
@@ -121,28 +94,24 @@ def _ours(work: JobContext) -> None:
 
 
 def _duckdb(work: JobContext) -> None:
-    assert _asked(work, _PERCENTILES)
+    asked(_files(work), PERCENTILES)
 
 
 def _duckdb_whole(work: JobContext) -> None:
-    for question in _WHOLE:
-        assert _asked(work, question)
+    for question in WHOLE:
+        asked(_files(work), question)
 
 
-def _asked(work: JobContext, question: str) -> int:
-    files = [file.uri for file in listing.files(work.objects, RECEIPTS)]
-    with duckdb.connect() as connection:
-        connection.execute(f"SET threads = {CORES}")
-        return connection.sql(question, params={"files": files}).to_arrow_table().num_rows
+def _files(work: JobContext) -> list[str]:
+    return [file.uri for file in listing.files(work.objects, RECEIPTS)]
 
 
 def _polars(work: JobContext) -> None:
     latency = (pl.col("delivered_at") - pl.col("accepted_at")).dt.total_microseconds()
-    uris = [file.uri for file in listing.files(work.objects, RECEIPTS)]
-    rows = pl.scan_parquet(uris, hive_partitioning=True)
-    asked = rows.filter(pl.col("status") == "delivered").group_by("day", "priority")
-    asked = asked.agg(pl.len(), *(latency.quantile(q, "higher").alias(f"p{q}") for q in (0.5, 0.95, 0.99)))
-    assert asked.collect(engine="streaming").height
+    rows = pl.scan_parquet(_files(work), hive_partitioning=True)
+    grouped = rows.filter(pl.col("status") == "delivered").group_by("day", "priority")
+    figures = grouped.agg(pl.len(), *(latency.quantile(q, "higher").alias(f"p{q}") for q in (0.5, 0.95, 0.99)))
+    assert figures.collect(engine="streaming").height
 
 
 def _once(act: Callable[[], object]) -> Spent:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import ledger
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from harness import Result, interleaved, stores
+from harness import Result, compared, interleaved, rate, stores
 from ledger_rows import NOW, OLD, fill
 
 ROUNDS = 5
@@ -79,8 +80,8 @@ def _read(work: JobContext, rows: int) -> list[Result]:
     _, alone = interleaved(ROUNDS, copy, adbc)
     note = f"{rows:,} rows, wall, warm; aim 0.5"
     return [
-        Result("ledger read / raw COPY", _rate(rows, ours), _rate(rows, raw), raw / ours, note),
-        Result("ledger read / ADBC alone", _rate(rows, ours), _rate(rows, alone), alone / ours, "one connection"),
+        compared("ledger read / raw COPY", _rates(rows, ours), _rates(rows, raw), rate, note),
+        compared("ledger read / ADBC alone", _rates(rows, ours), _rates(rows, alone), rate, "one connection"),
     ]
 
 
@@ -127,3 +128,7 @@ def _small(url: str, directory: Path) -> Result:
 
 def _rate(rows: int, seconds: float) -> str:
     return f"{rows / seconds:,.0f} rows/s"
+
+
+def _rates(rows: int, seconds: Sequence[float]) -> list[float]:
+    return [rows / one for one in seconds]

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import asyncpg
 import redis
 
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.runtime_file import Runtime
-from fleet import Line, Member, enroll, server
+from fleet import Line, Member, enroll
 from harness import Result
-from mail import BODY, RECIPIENTS, SENDERS, _receipt, _receive_all
+from mail_load import BODY, RECIPIENTS, SENDERS, receipt, receive_all
+from served import ANGELIA, server
 
 BUNDLES_A_YEAR, ONE_TIME_KEYS = 122, 100  # one bundle every three days; the SDK's stock of one-time keys
 PUBLISHERS = 10  # as many as may register from one address in an hour
@@ -34,7 +33,8 @@ WHERE relkind = 'r' AND relname ~ ('^(' || $1 || ')(_[0-9]+|_default)?$')
 
 def main(*, quick: bool) -> list[Result]:
     agents, messages = (500, 1_024) if quick else (2_000, 8_192)
-    with server() as (runtime, _):
+    with server() as served:
+        runtime = served.runtime
         before = _sizes(runtime)
         members = enroll(runtime, [f"agent-{n}" for n in range(agents)])
         asyncio.run(_read_bundles(runtime, members))
@@ -46,11 +46,11 @@ def main(*, quick: bool) -> list[Result]:
         recipients = enroll(runtime, [f"recipient-{n}" for n in range(RECIPIENTS)])
         empty = _sizes(runtime)
         envelopes = [senders[n % SENDERS].seal(recipients[n % RECIPIENTS], BODY) for n in range(messages)]
-        receipts = {one.replay_key: _receipt(recipients[n % RECIPIENTS], one) for n, one in enumerate(envelopes)}
+        receipts = {one.replay_key: receipt(recipients[n % RECIPIENTS], one) for n, one in enumerate(envelopes)}
         requests = [(senders[n % SENDERS], one.wire) for n, one in enumerate(envelopes)]
         asyncio.run(_send(runtime, requests))
         waiting = _growth(empty, _sizes(runtime), messages, "hot", "envelopes")
-        asyncio.run(_receive_all(runtime, recipients, receipts))
+        asyncio.run(receive_all(runtime, recipients, receipts))
         (stored,) = _growth(empty, _sizes(runtime), messages, "delivery_receipts")
         sizes = asyncio.run(_fetch(runtime, "SELECT avg(octet_length(receipt_wire)) FROM delivery_receipts"))
     wire = sum(len(one.wire) for one in envelopes) / messages
@@ -115,6 +115,5 @@ def _publish_one_time_keys(runtime: Runtime) -> None:
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "ANGELIA_HOME": home, "ANGELIA_URL": runtime.url}
         for number in range(PUBLISHERS):
-            program = str(Path(sys.executable).parent / "angelia")
-            command = [program, "agent", "new", f"publisher-{number}", "--register"]
+            command = [ANGELIA, "agent", "new", f"publisher-{number}", "--register"]
             subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
