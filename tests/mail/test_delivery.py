@@ -619,7 +619,7 @@ async def test_a_requeued_message_whose_script_was_lost_is_found_by_the_reconcil
     envelope, died = await office.dead(alice, bob, now)
     await office.background.reconcile(died + MINUTE)
     with monkeypatch.context() as lost:
-        lost.setattr(office.queues, "enqueue", fail)
+        lost.setattr(office.queues, "enqueue_all", fail)
         await office.requeue(bob, envelope, died + 10 * MINUTE)
     assert await office.poll(bob, died + 11 * MINUTE) == []
     await office.background.reconcile(died + 11 * MINUTE)

@@ -140,11 +140,11 @@ class MailMachine(RuleBasedStateMachine):
             raise Unavailable
 
         queues = self.world.office.queues
-        queues.enqueue = lost  # type: ignore[method-assign]
+        queues.enqueue_all = lost  # type: ignore[method-assign]
         try:
             self._send(priority, 3600)
         finally:
-            del queues.enqueue
+            del queues.enqueue_all
 
     def _send(self, priority: Priority, ttl: int) -> Message:
         world = self.world

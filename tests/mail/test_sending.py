@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ import asyncpg
 import httpx
 import pytest
 
-from angelia.envelope import json_form, sealing
+from angelia.envelope import json_form, media_type, sealing
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.media_type import MEDIA_TYPE
@@ -146,7 +147,7 @@ async def test_a_hot_tier_that_fails_after_the_commit_does_not_change_the_answer
     async def fail(*args: object) -> bool:
         raise Unavailable
 
-    monkeypatch.setattr(office.queues, "enqueue", fail)
+    monkeypatch.setattr(office.queues, "enqueue_all", fail)
     assert await attempt(office, alice, alice.seal(bob, created_at=unix_ms(now)), now) == "new"
 
 
@@ -410,6 +411,40 @@ async def test_a_batch_answers_each_message_for_itself(
 async def test_a_batch_has_one_to_a_hundred_messages(server: Server, alice: Correspondent, count: int) -> None:
     answer = await batch(server, alice, [{}] * count)
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+
+
+async def binary_batch(server: Server, who: Correspondent, body: bytes) -> httpx.Response:
+    headers = {**who.signed("POST", "/v1/messages/batch", body), "content-type": MEDIA_TYPE}
+    return await server.request("POST", "/v1/messages/batch", content=body, headers=headers)
+
+
+async def test_a_binary_batch_is_answered_as_one_in_json(
+    server: Server, alice: Correspondent, bob: Correspondent, carol: Correspondent
+) -> None:
+    good = [alice.seal(bob, str(n).encode()) for n in range(3)]
+    tampered = alice.seal(bob)
+    tampered = replace(tampered, wire=tampered.wire[:-1] + bytes([tampered.wire[-1] ^ 1]))
+    damaged = replace(good[0], wire=b"no envelope")
+    body = media_type.write_batch([good[0], damaged, carol.seal(bob), tampered, *good[1:], good[0]])
+    answer = await binary_batch(server, alice, body)
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert [one["message"]["replay_key"] for one in (results[0], *results[4:6])] == [one.replay_key for one in good]
+    refused = ["invalid_argument", "authorization_denied", "signature_verification_failed"]
+    assert [one["problem"]["code"] for one in results[1:4]] == refused
+    assert "new" not in results[6]
+    assert [bob.opened(one) for one in await bob.poll(server)] == [b"0", b"1", b"2"]
+
+
+async def test_a_binary_batch_that_cannot_be_split_is_refused_as_a_whole(
+    server: Server, alice: Correspondent, bob: Correspondent
+) -> None:
+    whole = media_type.write_batch([alice.seal(bob)])
+    many = media_type.write_batch([replace(alice.seal(bob), wire=b"")] * 101)
+    for body in (whole[:3], whole[:-1], whole + b"\0", whole + b"\0\0\0\x01", many):
+        answer = await binary_batch(server, alice, body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), body[:8]
+    assert await bob.poll(server) == []
 
 
 async def test_a_fault_of_the_ledger_in_mid_batch_hits_the_message_that_caused_it(

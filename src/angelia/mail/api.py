@@ -238,7 +238,7 @@ SEND = Operation(
 )  # fmt: skip
 SEND_BATCH = Operation(
     TAG, "POST", "/v1/messages/batch", Access.AGENT, "Send up to a hundred, each for itself", SendOutcomes,
-    body=BatchBody, rule=SEND_BATCH_RULE, body_limit=MOST_BATCH_BYTES,
+    body=BatchBody, reads=(JSON, MEDIA_TYPE), rule=SEND_BATCH_RULE, body_limit=MOST_BATCH_BYTES,
 )  # fmt: skip
 STATUS = Operation(
     TAG, "GET", "/v1/messages/{replay_key}", Access.AGENT, "How a message stands", MessageStatus,

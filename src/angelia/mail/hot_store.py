@@ -37,6 +37,24 @@ _GIVEN = "0"  # in the place of a secret: the message is not leased now, and its
 
 
 @dataclass(frozen=True, slots=True)
+class QueuedEnvelope:
+    """A message for its recipient's queue, with its bytes where the hot tier may keep a copy."""
+
+    place: QueuePlace
+    wire: bytes = field(default=b"", repr=False)
+    life: timedelta = HOT_COPY_LIFE
+
+    @property
+    def mref(self) -> str:
+        return self.place.mref.hex()
+
+    def words(self) -> list[Word]:
+        copy = self.wire if len(self.wire) <= HOT_COPY_MAX else b""
+        life_ms = max(1, min(self.life, HOT_COPY_LIFE) // timedelta(milliseconds=1))
+        return [self.mref, self.place.score, copy, life_ms]
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """One message that is leased now."""
 
@@ -86,17 +104,20 @@ class HotMail:
         self._hot = hot
         self._wake = wake
 
-    async def enqueue(self, place: QueuePlace, wire: bytes | None = None, life: timedelta = HOT_COPY_LIFE) -> bool:
+    async def enqueue(self, place: QueuePlace, wire: bytes = b"", life: timedelta = HOT_COPY_LIFE) -> bool:
         """Puts a message into its queue; returns False when it is there already."""
-        mref = place.mref.hex()
-        ready, lease, _ = _keys(place.recipient)
-        copy = wire if wire is not None and len(wire) <= HOT_COPY_MAX else b""
-        life_ms = max(1, min(life, HOT_COPY_LIFE) // timedelta(milliseconds=1))
-        topic = arrivals(place.recipient)
-        args: list[Word] = [mref, place.score, copy, life_ms, topic, self._wake.tagged()]
-        new = True  # where no answer comes: it may be, and a ring too many costs one look
+        return await self.enqueue_all(place.recipient, [QueuedEnvelope(place, wire, life)]) > 0
+
+    async def enqueue_all(self, recipient: str, queued: Sequence[QueuedEnvelope]) -> int:
+        """Puts messages into their recipient's queue; returns how many were not there already."""
+        ready, lease, _ = _keys(recipient)
+        topic, copies = arrivals(recipient), _copies(recipient)
+        args: list[Word] = [topic, self._wake.tagged()]
+        for one in queued:
+            args += one.words()
+        new = 1  # where no answer comes: it may be, and a ring too many costs one look
         try:
-            new = bool(await self._hot.run(_ENQUEUE, [ready, lease, _copies(place.recipient) + mref], args))
+            new = int(await self._hot.run(_ENQUEUE, [ready, lease, *(copies + one.mref for one in queued)], args))
         finally:
             if new:
                 self._wake.ring(topic)

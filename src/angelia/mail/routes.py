@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from itertools import islice
 from uuid import UUID
 
 import msgspec
@@ -40,7 +41,7 @@ from angelia.mail.api import (
 )
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Batch, Delivery, LeasedEnvelope
-from angelia.mail.model import EnvelopeRow, EnvelopeState, parse_replay_key
+from angelia.mail.model import MOST_AT_ONCE, EnvelopeRow, EnvelopeState, parse_replay_key
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, SendResult
 from angelia.mail.withdrawal import InTransit
@@ -75,7 +76,7 @@ def _sender_routes(mail: Mail, in_transit: InTransit, ttl_max: int) -> list[Rout
         return Answer(201 if sent.new else 200, sent.answer)
 
     async def send_batch(call: Call) -> Answer:
-        parsed = [_parsed(bytes(one), ttl_max) for one in call.json(api.BatchBody).messages]
+        parsed = _parsed_batch(call, ttl_max)
         envelopes = [one for one in parsed if isinstance(one, Envelope)]
         sent = iter(await mail.send_many(call.agent, envelopes, call.now))
         outcomes = [next(sent) if isinstance(one, Envelope) else one for one in parsed]
@@ -201,9 +202,18 @@ def _replay_key(call: Call) -> bytes:
     return parse_replay_key(call.path("replay_key"))
 
 
-def _parsed(content: bytes, ttl_max: int) -> Envelope | AngeliaError:
+def _parsed_batch(call: Call, ttl_max: int) -> list[Envelope | AngeliaError]:
+    if not media_type.is_binary(call.headers.get("content-type", "")):
+        return [_parsed(json_form.decode, bytes(one), ttl_max) for one in call.json(api.BatchBody).messages]
+    wires = list(islice(media_type.split_batch(call.body), MOST_AT_ONCE + 1))
+    if not 1 <= len(wires) <= MOST_AT_ONCE:
+        raise InvalidArgument(f"a batch has 1 to {MOST_AT_ONCE} messages")
+    return [_parsed(wire.decode, one, ttl_max) for one in wires]
+
+
+def _parsed(decode: Callable[[bytes, int], Envelope], content: bytes, ttl_max: int) -> Envelope | AngeliaError:
     try:
-        return json_form.decode(content, ttl_max)
+        return decode(content, ttl_max)
     except AngeliaError as error:
         return error
 

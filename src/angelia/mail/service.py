@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -30,7 +29,7 @@ from angelia.keys import admission
 from angelia.keys.admission import Signed
 from angelia.keys.model import ONE_TIME_USE
 from angelia.mail import store
-from angelia.mail.hot_store import HotMail
+from angelia.mail.hot_store import HotMail, QueuedEnvelope
 from angelia.mail.model import (
     Accepted,
     Bound,
@@ -45,7 +44,6 @@ from angelia.policy.service import Policy, asking_rules, denial
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Row, StatementError, Tx
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 # On record, since they say something about their sender; other refusals are only counted.
 _RECORDED = {
@@ -67,8 +65,20 @@ class SendResult:
 class _Admitted:
     """An envelope that is taken if this pair signed it."""
 
+    offer: NewEnvelope
     pair: VerifyingPair
-    one_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An envelope that is committed, and its place in its recipient's queue."""
+
+    offer: NewEnvelope
+    place: QueuePlace
+
+
+# An envelope on its way: offered or verified, admitted, stored, answered as a repeat, or refused.
+_Step = NewEnvelope | _Admitted | _Stored | Accepted | BaseException
 
 
 class Mail:
@@ -79,8 +89,8 @@ class Mail:
         self._hot = hot
         self._policy = policy
         self._failures = failures
-        self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger.reading, self._check)
-        self._writes: GroupCommit[NewEnvelope, QueuePlace | Accepted] = GroupCommit(ledger.statement, _write)
+        self._checks: GroupCommit[NewEnvelope, _Admitted | Accepted] = GroupCommit(ledger.reading, self._check)
+        self._writes: GroupCommit[NewEnvelope, _Stored | Accepted] = GroupCommit(ledger.statement, _write)
         self._roots = VerifiedRoots()
 
     async def close(self) -> None:
@@ -100,55 +110,53 @@ class Mail:
         """Takes several, each for itself: one that is refused does not affect the others. Returns one outcome each, in
         their order, in which they are queued as well: all are checked before the first is stored."""
         given = list(envelopes)
-        admitted = await asyncio.gather(
-            *(self._outcome(agent, one, now, self._admit(agent, one, now)) for one in given)
-        )
-        return await asyncio.gather(
-            *(self._outcome(agent, one, now, self._store(result)) for one, result in zip(given, admitted, strict=True))
-        )
+        steps: list[_Step] = [_offered(agent, one, now) for one in given]
+        steps = await _continued(steps, self._checks.submit_all)
+        steps = [await self._verified(one, now) if isinstance(one, _Admitted) else one for one in steps]
+        steps = await _continued(steps, self._writes.submit_all)
+        await self._enqueue([one for one in steps if isinstance(one, _Stored)])
+        return [await self._outcome(agent, envelope, step, now) for envelope, step in zip(given, steps, strict=True)]
 
-    async def _admit(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | SendResult:
-        """Makes every check that comes before the ledger is written. Returns the envelope to store, or the first answer
-        for bytes that came before."""
-        header = envelope.header
-        if header.sender_nhi != agent.handle:
-            raise Denied("the sender in the envelope is not the caller", hint=f"you are {agent.handle}")
-        if header.suite is Suite.CHANNEL:
-            raise SuiteRefused("an envelope for a channel is published there", hint="POST /v1/channels/{id}/publish")
-        offer = NewEnvelope.offered(envelope, now)
-        checked = await self._checks.submit(offer)
-        if isinstance(checked, Accepted):
-            return SendResult(checked, new=False)
-        await self._policy.spend(_wish(offer), now)
-        sealing.verify(envelope, checked.pair, self._roots, unix_ms(now))
-        return dataclasses.replace(offer, one_time=checked.one_time)
+    async def _verified(self, admitted: _Admitted, now: datetime) -> NewEnvelope | AngeliaError:
+        """The envelope, if the sender's rate allows it and its signatures hold."""
+        offer = admitted.offer
+        await asyncio.sleep(0)  # a hundred of them are not verified in one go
+        try:
+            await self._policy.spend(_wish(offer), now)
+            sealing.verify(offer.envelope, admitted.pair, self._roots, unix_ms(now))
+        except AngeliaError as error:
+            return error
+        return offer
 
-    async def _store(self, admitted: NewEnvelope | SendResult | AngeliaError) -> SendResult | AngeliaError:
-        """Commits an envelope that was admitted, then puts it into its recipient's queue."""
-        if not isinstance(admitted, NewEnvelope):
-            return admitted
-        stored = await self._writes.submit(admitted)
-        if isinstance(stored, Accepted):
-            return SendResult(stored, new=False)
-        metrics.MAIL_SENT.labels(str(int(admitted.envelope.header.priority))).inc()
-        with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
-            await self._hot.enqueue(stored, admitted.envelope.wire, admitted.expires_at - admitted.accepted_at)
-        return SendResult(admitted.answer, new=True)
+    async def _enqueue(self, stored: Sequence[_Stored]) -> None:
+        """Puts what is committed into the queues of the hot tier, all of one recipient together."""
+        queues: dict[str, list[QueuedEnvelope]] = {}
+        for one in stored:
+            offer = one.offer
+            metrics.MAIL_SENT.labels(str(int(offer.envelope.header.priority))).inc()
+            queued = QueuedEnvelope(one.place, offer.envelope.wire, offer.expires_at - offer.accepted_at)
+            queues.setdefault(offer.recipient, []).append(queued)
+        for recipient, waiting in queues.items():
+            with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
+                await self._hot.enqueue_all(recipient, waiting)
 
     async def _outcome(
-        self, agent: AgentRow, envelope: Envelope, now: datetime, step: Awaitable[T]
-    ) -> T | AngeliaError:
-        """The result of a step, or its error. A refusal is counted, and on record if it says something about the
-        sender."""
-        try:
-            return await step
-        except AngeliaError as error:
-            metrics.MAIL_REFUSED.labels(error.code).inc()
-            await self._record_failure(agent, envelope, error, now)
-            return error
-        except StatementError:
-            log.exception("a message could not be stored", sender=agent.handle)
+        self, agent: AgentRow, envelope: Envelope, step: _Step, now: datetime
+    ) -> SendResult | AngeliaError:
+        """What the sender is told. A refusal is counted, and on record if it says something about the sender."""
+        if isinstance(step, _Stored):
+            return SendResult(step.offer.answer, new=True)
+        if isinstance(step, Accepted):
+            return SendResult(step, new=False)
+        if isinstance(step, StatementError):
+            log.error("a message could not be stored", sender=agent.handle, exc_info=step)
             return AngeliaError("something went wrong on the server", hint="send it again")
+        if not isinstance(step, AngeliaError):
+            assert isinstance(step, BaseException), "every envelope came to an end"
+            raise step
+        metrics.MAIL_REFUSED.labels(step.code).inc()
+        await self._record_failure(agent, envelope, step, now)
+        return step
 
     async def _record_failure(self, agent: AgentRow, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
         for refusal, kind in _RECORDED.items():
@@ -163,7 +171,7 @@ class Mail:
                     detail={"at": "send"},
                 )
 
-    async def _check(self, tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[Accepted | _Admitted | AngeliaError]:
+    async def _check(self, tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Admitted | Accepted | AngeliaError]:
         """Everything that can be said before the signatures are looked at; nothing is written. A repeat gets its first
         answer whatever has changed since.
 
@@ -179,7 +187,7 @@ class Mail:
         wishes = [_wish(offer) for offer in offers]
         fresh = [wish for wish, repeat in zip(wishes, repeats, strict=True) if repeat is None]
         denied = iter(await self._policy.check(tx, fresh, now, rows[0]["rules_version"]))
-        verdicts: list[Accepted | _Admitted | AngeliaError] = []
+        verdicts: list[_Admitted | Accepted | AngeliaError] = []
         stale: list[int] = []
         for at, (offer, row, repeat) in enumerate(zip(offers, rows, repeats, strict=True)):
             if repeat is not None:
@@ -197,9 +205,8 @@ class Mail:
             if refusal is None and standing.stale:
                 stale.append(at)
             signer = admission.PAIRS.judged(row, signed[at], pairs[at], now)
-            verdicts.append(
-                refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
-            )
+            one = dataclasses.replace(offer, one_time=True) if standing.one_time else offer
+            verdicts.append(refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(one, signer)))
         if stale:
             for at, answer in zip(stale, await self._stale(tx, [offers[at] for at in stale], now), strict=True):
                 verdicts[at] = answer
@@ -217,36 +224,56 @@ class Mail:
         return [answers[wish.object] if wish in readable else admission.bare_stale(wish.object) for wish in wishes]
 
 
-async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[QueuePlace | Accepted | AngeliaError]:
+async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Stored | Accepted | AngeliaError]:
     """Stores what there is room for, and of several with one id or one one-time key the first. Rules and keys that
     changed since the check are looked at again at delivery."""
     firsts: dict[MessageId, NewEnvelope] = {}
-    outcomes: dict[MessageId, QueuePlace | Accepted | AngeliaError] = {}
+    outcomes: dict[MessageId, _Stored | AngeliaError] = {}
     one_time: set[tuple[str, UUID]] = set()
     for offer in offers:
         if offer.id in firsts or offer.id in outcomes:
             continue
-        key = (offer.recipient, offer.envelope.header.key_id)
-        if offer.one_time and key in one_time:
-            outcomes[offer.id] = admission.bare_stale(offer.recipient)
-            continue
-        one_time.add(key)
+        if offer.one_time:
+            key = (offer.recipient, offer.envelope.header.key_id)
+            if key in one_time:
+                outcomes[offer.id] = admission.bare_stale(offer.recipient)
+                continue
+            one_time.add(key)
         firsts[offer.id] = offer
     new = list(firsts.values())
     issued_since = max(offer.accepted_at for offer in new) - ONE_TIME_USE
-    for offer, stored in zip(
-        new, await store.add(tx, new, [_sent_event(one) for one in new], issued_since), strict=True
-    ):
-        outcomes[offer.id] = stored if isinstance(stored, QueuePlace) else _refusal(offer, stored)
+    stored = await store.add(tx, new, [_sent_event(one) for one in new], issued_since)
+    for offer, place in zip(new, stored, strict=True):
+        outcomes[offer.id] = _Stored(offer, place) if isinstance(place, QueuePlace) else _refusal(offer, place)
     # What took the last place, the id or the one-time key may have been the very same message, here or in another
     # process.
     late = [
         at
         for at, one in enumerate(offers)
-        if one is not firsts.get(one.id) or not isinstance(outcomes[one.id], QueuePlace)
+        if one is not firsts.get(one.id) or isinstance(outcomes[one.id], AngeliaError)
     ]
     known = dict(zip(late, await _repeats(tx, [offers[at] for at in late]), strict=True))
     return [known.get(at) or outcomes[offer.id] for at, offer in enumerate(offers)]
+
+
+def _offered(agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | AngeliaError:
+    header = envelope.header
+    if header.sender_nhi != agent.handle:
+        return Denied("the sender in the envelope is not the caller", hint=f"you are {agent.handle}")
+    if header.suite is Suite.CHANNEL:
+        return SuiteRefused("an envelope for a channel is published there", hint="POST /v1/channels/{id}/publish")
+    try:
+        return NewEnvelope.offered(envelope, now)
+    except AngeliaError as error:
+        return error
+
+
+async def _continued(
+    steps: Sequence[_Step], together: Callable[[list[NewEnvelope]], Awaitable[Sequence[_Step]]]
+) -> list[_Step]:
+    """Takes the envelopes that go on through a step that they share; the others stay as they are."""
+    results = iter(await together([one for one in steps if isinstance(one, NewEnvelope)]))
+    return [next(results) if isinstance(one, NewEnvelope) else one for one in steps]
 
 
 def _refusal(offer: NewEnvelope, stored: Bound | None) -> AngeliaError:
