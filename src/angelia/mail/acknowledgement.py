@@ -107,8 +107,9 @@ class Acknowledgements:
         keys, tokens = [ack.key for ack in acks], [ack.token for ack in acks]  # if one cannot be read, none is ended
         receipts = [_parsed(agent, ack.receipt, now) for ack in acks]
         mrefs = [token.mref for token in tokens]
-        rows, pairs = await self._read(agent, mrefs, receipts, now)
-        leases = await self._leases(agent, mrefs)
+        (rows, pairs), leases = await asyncio.gather(
+            self._read(agent, mrefs, receipts, now), self._leases(agent, mrefs)
+        )
         outcomes: list[Acknowledged | AngeliaError | None] = [None] * len(acks)
         checked: dict[int, _CheckedAck] = {}
         for at, (key, token, receipt, row, pair, lease) in enumerate(

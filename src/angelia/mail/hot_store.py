@@ -115,13 +115,10 @@ class HotMail:
         args: list[Word] = [topic, self._wake.tagged()]
         for one in queued:
             args += one.words()
-        new = 1  # where no answer comes: it may be, and a ring too many costs one look
-        try:
-            new = int(await self._hot.run(_ENQUEUE, [ready, lease, *(copies + one.mref for one in queued)], args))
-        finally:
-            if new:
-                self._wake.ring(topic)
-        return new
+        # Scripts of this process run in the order in which they are sent, so a waiter that is rung now and claims finds
+        # these messages: its script goes out behind this one, in one write, and one wake-up serves both.
+        self._wake.ring(topic)
+        return int(await self._hot.run(_ENQUEUE, [ready, lease, *(copies + one.mref for one in queued)], args))
 
     async def claim(self, recipient: str, most: int, min_priority: int, now: datetime, until: datetime) -> Claims:
         """Leases the first messages of a queue."""
