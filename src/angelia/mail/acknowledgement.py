@@ -251,9 +251,9 @@ async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | An
             firsts.setdefault(ack.row.mref, (at, ack.row))
     steps = [(row, _step(acks[at], row), _events(acks[at], row)) for at, row in firsts.values()]
     ended = await store.settle(tx, steps) if steps else {}
-    for place, (at, row) in enumerate(firsts.values()):
-        if place in ended:
-            outcomes[at] = Acknowledged(row, _status_now(acks[at], ended[place]))
+    for at, row in firsts.values():
+        if row.replay_key in ended:
+            outcomes[at] = Acknowledged(row, _status_now(acks[at], ended[row.replay_key]))
     if late := [at for at, outcome in enumerate(outcomes) if outcome is None]:
         known = await receipts_store.of_messages(tx, [acks[at].replay_key for at in late])
         for at in late:

@@ -108,22 +108,23 @@ async def add(
         rows = await tx.fetch(SQL["add_one_time"], *given, issued_since)
     else:
         rows = await tx.fetch(SQL["add"], *given)
-    return [_stored(one, row) for one, row in zip(new, rows, strict=True)]
+    found = {row["mref"]: row for row in rows}
+    return [_stored(one, found.get(one.mref)) for one in new]
 
 
-def _stored(one: NewEnvelope, row: Row) -> QueuePlace | Bound | None:
-    if row["seq"] is not None:
-        return QueuePlace(
-            recipient=one.recipient,
-            mref=one.mref,
-            replay_key=one.replay_key,
-            priority=one.envelope.header.priority,
-            seq=row["seq"],
-            queued_at=one.accepted_at,
-        )
-    if row["queue_full"]:
-        return Bound.QUEUE
-    return Bound.SHARE if row["share_full"] else None
+def _stored(one: NewEnvelope, row: Row | None) -> QueuePlace | Bound | None:
+    if row is None:
+        return None
+    if row["seq"] is None:
+        return Bound.QUEUE if row["queue_full"] else Bound.SHARE
+    return QueuePlace(
+        recipient=one.recipient,
+        mref=one.mref,
+        replay_key=one.replay_key,
+        priority=one.envelope.header.priority,
+        seq=row["seq"],
+        queued_at=one.accepted_at,
+    )
 
 
 async def claimable(
@@ -195,14 +196,14 @@ async def acknowledged(
 
 async def settle(
     tx: Tx, steps: Sequence[tuple[EnvelopeRow, ReceiptStep, SettledEvents]]
-) -> dict[int, DeliveryStatus | None]:
+) -> dict[bytes, DeliveryStatus | None]:
     """Ends messages that are in their queues, with their receipts and audit events; no message may be there twice.
-    Returns the places of those that it ended, and the status that their receipts have now."""
+    Returns the replay keys of those that it ended, and the status that their receipts have now."""
     values = [
         (bucket_of(row.recipient), row.mref, row.replay_key, *step.columns(), *events) for row, step, events in steps
     ]
     rows = await tx.fetch(SQL["settle"], *columns(values, 21))
-    return {row["n"]: DeliveryStatus(row["status"]) if row["status"] else None for row in rows}
+    return {row["replay_key"]: DeliveryStatus(row["status"]) if row["status"] else None for row in rows}
 
 
 async def remove(tx: Tx, rows: Sequence[EnvelopeRow]) -> None:

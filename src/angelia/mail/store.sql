@@ -43,34 +43,36 @@ WITH old AS MATERIALIZED (
 )
 DELETE FROM sent_ids AS s USING old WHERE s.sender_nhi = old.sender_nhi AND s.message_id = old.message_id
 
--- part: given_and_checked
+-- part: given
 -- New envelopes, and whether each finds room in its recipient's queue. Each brings how much may wait before it, in all and of
--- its sender. Dead letters count: otherwise they would be a way to hold more than a queue may.
-given AS MATERIALIZED (
-  SELECT * FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::varchar[],
+-- its sender. Dead letters count: otherwise they would be a way to hold more than a queue may. What is held stands in arrays,
+-- since a join would compare every envelope with every way.
+held AS MATERIALIZED (
+  SELECT array_agg(messages ORDER BY way) AS messages, array_agg(bytes ORDER BY way) AS bytes,
+    array_agg(of_sender ORDER BY way) AS of_sender, array_agg(bytes_of_sender ORDER BY way) AS bytes_of_sender
+  FROM unnest($26::smallint[], $27::varchar[], $28::varchar[]) WITH ORDINALITY AS w (bucket, recipient, sender, way)
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS messages, coalesce(sum(wire_bytes), 0) AS bytes, count(*) FILTER (WHERE sender_nhi = w.sender) AS of_sender,
+      coalesce(sum(wire_bytes) FILTER (WHERE sender_nhi = w.sender), 0) AS bytes_of_sender
+    FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient
+  ) AS h
+), given AS MATERIALIZED (
+  SELECT w.*, messages[way] > most_messages OR bytes[way] > most_bytes AS queue_full,
+    of_sender[way] > most_of_sender OR bytes_of_sender[way] > most_bytes_of_sender AS share_full
+  FROM held, unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::varchar[],
       $8::bytea[], $9::varchar[], $10::uuid[], $11::bytea[], $12::uuid[], $13::uuid[], $14::smallint[], $15::uuid[], $16::uuid[],
       $17::timestamptz[], $18::timestamptz[], $19::timestamptz[], $20::bytea[], $21::jsonb[], $22::uuid[], $23::jsonb[],
       $24::bytea[], $25::boolean[])
     WITH ORDINALITY AS w (way, most_messages, most_bytes, most_of_sender, most_bytes_of_sender, bucket, recipient, mref, sender,
       message_id, replay_key, key_id, signer_id, priority, channel_id, correlation_id, created_at, accepted_at, expires_at, wire,
       answer, event_id, detail, event_hash, one_time, n)
-), held AS MATERIALIZED (
-  SELECT way, h.* FROM unnest($26::smallint[], $27::varchar[], $28::varchar[]) WITH ORDINALITY AS w (bucket, recipient, sender, way)
-  CROSS JOIN LATERAL (
-    SELECT count(*) AS messages, coalesce(sum(wire_bytes), 0) AS bytes, count(*) FILTER (WHERE sender_nhi = w.sender) AS of_sender,
-      coalesce(sum(wire_bytes) FILTER (WHERE sender_nhi = w.sender), 0) AS bytes_of_sender
-    FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient
-  ) AS h
-), checked AS MATERIALIZED (
-  SELECT g.n, g.one_time, messages > most_messages OR bytes > most_bytes AS queue_full,
-    of_sender > most_of_sender OR bytes_of_sender > most_bytes_of_sender AS share_full
-  FROM given AS g JOIN held USING (way)
 )
 
 -- part: stored
--- The envelopes whose ids were free, with their receipts and audit events.
+-- The envelopes whose ids were free, with their receipts and audit events. Returns their places, and which found no room.
 new AS MATERIALIZED (
-  SELECT g.* FROM given AS g JOIN ids ON ids.sender_nhi = g.sender AND ids.message_id = g.message_id ORDER BY n
+  -- IS TRUE makes this a look-up in a hash table; without it, it would be a join.
+  SELECT * FROM given WHERE ((sender, message_id) IN (SELECT sender_nhi, message_id FROM ids)) IS TRUE ORDER BY n
 ), placed AS (
   INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
     channel_id, correlation_id, created_at, accepted_at, queued_at, expires_at, wire, wire_bytes)
@@ -85,32 +87,31 @@ new AS MATERIALIZED (
 ), events AS (
   SELECT event_id, accepted_at, 'message_sent', sender, recipient, message_id, replay_key, detail, event_hash FROM new
 ), recorded AS ({audit.record})
-SELECT c.queue_full, c.share_full, p.seq
-FROM checked AS c JOIN given AS g USING (n) LEFT JOIN placed AS p ON p.mref = g.mref ORDER BY n
+SELECT mref, seq, false AS queue_full FROM placed
+UNION ALL
+SELECT mref, NULL, queue_full FROM given WHERE queue_full OR share_full
 
 -- name: add
 -- Stores envelopes that find room and have a free id. Another process may be storing the same message: then this waits for
 -- that transaction, and does not get the id.
-WITH {given_and_checked}, ids AS (
+WITH {given}, ids AS (
   INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
-  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given AS g JOIN checked AS c USING (n)
-  WHERE NOT queue_full AND NOT share_full
-  ORDER BY sender, message_id
+  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given
+  WHERE NOT queue_full AND NOT share_full ORDER BY sender, message_id
   ON CONFLICT (sender_nhi, message_id) DO NOTHING
   RETURNING sender_nhi, message_id
 ), {stored}
 
 -- name: add_one_time
 -- The same, where some are sealed to one-time keys: those must get theirs too.
-WITH {given_and_checked}, wanted AS MATERIALIZED (
-  SELECT g.recipient, g.key_id, g.sender, g.accepted_at AS at, $30::timestamptz AS issued_since FROM given AS g JOIN checked AS c USING (n)
-  WHERE c.one_time AND NOT queue_full AND NOT share_full
-), spent AS ({keys.spend_one_time}),
-ids AS (
+WITH {given}, wanted AS MATERIALIZED (
+  SELECT recipient, key_id, sender, accepted_at AS at, $30::timestamptz AS issued_since FROM given
+  WHERE one_time AND NOT queue_full AND NOT share_full
+), spent AS ({keys.spend_one_time}), ids AS (
   INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
-  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given AS g JOIN checked AS c USING (n)
+  SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given
   WHERE NOT queue_full AND NOT share_full
-    AND (NOT g.one_time OR EXISTS (SELECT FROM spent WHERE spent.agent_nhi = g.recipient AND spent.key_id = g.key_id))
+    AND (NOT one_time OR (recipient, key_id) IN (SELECT agent_nhi, key_id FROM spent))
   ORDER BY sender, message_id
   ON CONFLICT (sender_nhi, message_id) DO NOTHING
   RETURNING sender_nhi, message_id
@@ -182,6 +183,7 @@ ORDER BY w.n
 
 -- name: settle
 -- Ends messages that are still in their queues: the envelopes go, their receipts say so, and the audit has two events each.
+-- Returns the messages that it ended, and what status their receipts have now.
 -- Every transaction locks in this order, so that two that end the same messages do not wait for each other.
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest($1::smallint[], $2::bytea[], $3::bytea[], $4::uuid[], $5::varchar[], $6::varchar[], $7::timestamptz[],
@@ -197,9 +199,9 @@ WITH given AS MATERIALIZED (
   ) AS e
   WHERE e.state = 'queued'
 ), gone AS (
-  DELETE FROM envelopes WHERE mref = ANY (ARRAY(SELECT mref FROM locked)) RETURNING mref
+  DELETE FROM envelopes WHERE mref = ANY (ARRAY(SELECT mref FROM locked)) RETURNING mref, replay_key
 ), ended AS MATERIALIZED (
-  SELECT g.* FROM given AS g JOIN gone USING (mref)
+  SELECT * FROM given WHERE (mref IN (SELECT mref FROM gone)) IS TRUE
 ), moved AS (
   UPDATE delivery_receipts AS r SET {receipt_step} FROM ended AS w
   WHERE r.replay_key = ANY (ARRAY(SELECT replay_key FROM ended)) AND r.replay_key = w.replay_key AND r.sent_at = w.sent_at
@@ -211,7 +213,9 @@ WITH given AS MATERIALIZED (
   UNION ALL
   SELECT ended_id, acknowledged_at, ended_type, recipient, sender, message_id, replay_key, '{}'::jsonb, ended_hash FROM ended
 ), recorded AS ({audit.record})
-SELECT e.n::int - 1 AS n, m.status FROM ended AS e LEFT JOIN moved AS m ON m.replay_key = e.replay_key
+SELECT replay_key, NULL AS status FROM gone
+UNION ALL
+SELECT replay_key, status FROM moved
 
 -- name: remove
 DELETE FROM envelopes AS e USING unnest($1::smallint[], $2::bytea[]) AS w (bucket, mref)
