@@ -29,7 +29,7 @@ from angelia.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from angelia.guard.model import Network, client_address
+from angelia.guard.model import ClientAddress, Network, client_address
 from angelia.guard.service import Guard, UnverifiedRequest
 from angelia.http import answers, origin
 
@@ -143,12 +143,12 @@ class Edge:
             origin.check_open_mode(request.headers, operation, loopback=self._loopback)
         request.check_declared_body(operation)
         now = clock()
-        request.answer_headers |= await self._guard.check_address(operation, request.address, now)
+        request.answer_headers |= await self._guard.check_address(operation, request.client, now)
         request.answer_headers |= origin.cors(request.surface, open_mode=self._open_mode)
         if route is None or operation is None:
             return self._unrouted(request, methods)
         unverified = UnverifiedRequest(
-            operation, request.path, request.query, request.headers, request.address, request.surface, now
+            operation, request.path, request.query, request.headers, request.client, request.surface, now
         )
         caller, body, headers = await self._guard.identify(unverified, lambda: request.body(operation.limit))
         request.answer_headers |= headers
@@ -239,7 +239,7 @@ class Edge:
             path=request.path,
             status=status,
             ms=round(seconds * 1000, 2),
-            address=str(request.address),
+            address=request.client.text,
             caller=request.caller.known_as if request.caller else None,
             code=failure.code if failure else None,
             cause=repr(failure.__cause__) if failure and status >= 500 else None,
@@ -258,7 +258,9 @@ class _Request:
         self.headers = _combined(scope["headers"])
         self.surface = Surface.of(self.path)
         peer = scope.get("client")
-        self.address = client_address(peer[0] if peer else "", self.headers.get("x-forwarded-for"), proxies)
+        self.client = ClientAddress.of(
+            client_address(peer[0] if peer else "", self.headers.get("x-forwarded-for"), proxies)
+        )
         self.answer_headers: dict[str, str] = {}
         self.caller: Caller | None = None
         self.failure: AngeliaError | None = None
