@@ -48,6 +48,7 @@ async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
                 stack.push_async_callback(ledger.close)
             doorway = Doorway(ledger, hot, Settings(**values), open_mode=open_mode, more=more)
             stack.push_async_callback(doorway.client.aclose)
+            stack.push_async_callback(doorway.wake.close)
             return doorway
 
         yield begin

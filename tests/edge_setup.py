@@ -14,12 +14,14 @@ from angelia.guard.service import Guard
 from angelia.http.edge import Edge
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 
 
-def limiter_of(routes: Sequence[Route], hot: HotTier, blocks: AddressBlocks, settings: Settings) -> RateLimiter:
-    return RateLimiter(
-        hot, blocks, settings, {one.operation.rule.name: one.operation.rule for one in routes if one.operation.rule}
-    )
+def limiter_of(
+    routes: Sequence[Route], hot: HotTier, wake: Wake, blocks: AddressBlocks, settings: Settings
+) -> RateLimiter:
+    rules = {one.operation.rule.name: one.operation.rule for one in routes if one.operation.rule}
+    return RateLimiter(hot, wake, blocks, settings, rules)
 
 
 def edge_of(routes: Sequence[Route], guard: Guard, settings: Settings, *, open_mode: bool) -> Edge:

@@ -14,6 +14,7 @@ from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 from edge_setup import edge_of, limiter_of, route
 from http_agents import HOST, Agent
 
@@ -29,7 +30,8 @@ class Gate:
         self.hot = hot
         self.agents = Agents(ledger)
         self.tokens = Tokens(ledger, self.agents)
-        self.blocks = AddressBlocks(ledger, hot)
+        self.wake = Wake(hot)
+        self.blocks = AddressBlocks(ledger, hot, self.wake)
         routes = [
             route("GET", "/signed", self._run, Access.AGENT),
             route("DELETE", "/signed", self._run, Access.AGENT),
@@ -47,9 +49,11 @@ class Gate:
             *agent_routes.routes(self.agents, show_email=False),
             *guard_routes.routes(self.tokens, self.blocks),
         ]
-        limiter = limiter_of(routes, hot, self.blocks, settings)
-        guard = Guard(agents=self.agents, tokens=self.tokens, limiter=limiter, settings=settings, open_mode=open_mode)
-        self.edge = edge_of(routes, guard, settings, open_mode=open_mode)
+        limiter = limiter_of(routes, hot, self.wake, self.blocks, settings)
+        self.guard = Guard(
+            agents=self.agents, tokens=self.tokens, limiter=limiter, settings=settings, open_mode=open_mode
+        )
+        self.edge = edge_of(routes, self.guard, settings, open_mode=open_mode)
         self.client = self.client_from("127.0.0.1")
 
     def client_from(self, address: str) -> httpx.AsyncClient:

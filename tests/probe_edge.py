@@ -23,6 +23,7 @@ from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 from edge_setup import edge_of, limiter_of, route
 from http_agents import HOST
 
@@ -85,7 +86,8 @@ class Doorway:
         self.executed: list[Call] = []
         self.agents = Agents(ledger)
         self.tokens = Tokens(ledger, self.agents)
-        self.blocks = AddressBlocks(ledger, hot)
+        self.wake = Wake(hot)
+        self.blocks = AddressBlocks(ledger, hot, self.wake)
         anyone, run = Access.ANYONE, self._run
         routes = [
             route("GET", "/probe", run, anyone),
@@ -114,7 +116,7 @@ class Doorway:
             route("GET", "/v1/query", self._ask, anyone),
             *more,
         ]
-        limiter = limiter_of(routes, hot, self.blocks, settings)
+        limiter = limiter_of(routes, hot, self.wake, self.blocks, settings)
         guard = Guard(agents=self.agents, tokens=self.tokens, limiter=limiter, settings=settings, open_mode=open_mode)
         self.edge = edge_of(routes, guard, settings, open_mode=open_mode)
         transport = httpx.ASGITransport(self.edge, client=(ADDRESS, 50000))

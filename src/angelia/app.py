@@ -78,7 +78,7 @@ class Slices:
         guard = Guard(
             agents=self.agents.agents,
             tokens=self.guard.tokens,
-            limiter=RateLimiter(stores.hot, self.guard.blocks, settings, rules),
+            limiter=RateLimiter(stores.hot, stores.wake, self.guard.blocks, settings, rules),
             settings=settings,
             open_mode=open_mode,
         )

@@ -13,7 +13,10 @@ import redis.asyncio
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from doorways import dead_ledger
 from guarded_routes import Gate
+
+__all__ = ["dead_ledger"]
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ async def gate(ledger: Ledger, hot: HotTier, redis_url: str) -> AsyncIterator[Ca
             values.setdefault("limits", {"register": "off"})
             gate = Gate(ledger, hot, Settings(**values), open_mode=open_mode)
             stack.push_async_callback(gate.client.aclose)
+            stack.push_async_callback(gate.wake.close)
             return gate
 
         yield make

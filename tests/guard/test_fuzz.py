@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import string
 
@@ -85,3 +86,46 @@ def test_no_text_breaks_the_parser_for_long(signature_input: str, signature: str
 def test_no_random_aicq_header_is_well_formed(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
         aicq_signature.parse(headers, 1_794_767_869_659, 30_000, 5_000)
+
+
+def read(parse: object, text: str, signature: str, *, room_key_sent: bool) -> object:
+    """What a parser makes of the headers: the record, or the words of its refusal."""
+    try:
+        return parse(text, signature, room_key_sent=room_key_sent)  # type: ignore[operator]
+    except Unauthenticated as error:
+        return error.message
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_the_usual_order_is_read_as_any_other_is(data: st.DataObject) -> None:
+    """There is a short way for what the SDK sends; whatever takes it must come out as on the long way."""
+    room_key = data.draw(st.sampled_from([None, "key"]))
+    target = http_signature.Target("GET", "localhost", "/", "", http_signature.digest(b""), room_key)
+    nonce = data.draw(st.text(string.ascii_letters + string.digits + '-_!"\\~ é', min_size=20, max_size=130))
+    created = data.draw(st.integers(0, 10**16))
+    agent = Agent()
+    headers = http_signature.sign(agent.key, agent.key_id, target, created=created, nonce=nonce)
+    text, signature = headers["signature-input"], headers["signature"]
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = text[:at] + data.draw(st.sampled_from(["", *CHARACTERS])) + text[at + data.draw(st.integers(0, 1)) :]
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(signature) - 1))
+        signature = signature[:at] + data.draw(st.sampled_from(["", *CHARACTERS])) + signature[at + 1 :]
+    for sent in (False, True):
+        short = read(http_signature.parse, text, signature, room_key_sent=sent)
+        assert short == read(http_signature._parse_any_order, text, signature, room_key_sent=sent)
+
+
+@given(st.binary(min_size=64, max_size=64), st.integers(0, 63))
+def test_a_signature_has_one_spelling(raw: bytes, last: int) -> None:
+    alphabet = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    right = base64.b64encode(raw).decode()
+    spelt = right[:85] + alphabet[last] + "=="
+    accepted = True
+    try:
+        assert http_signature._signature(f"sig=:{spelt}:") == base64.b64decode(spelt)
+    except Unauthenticated:
+        accepted = False
+    assert accepted == (base64.b64encode(base64.b64decode(spelt)).decode() == spelt)

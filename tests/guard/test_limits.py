@@ -19,6 +19,7 @@ from angelia.guard.blocks import AddressBlocks
 from angelia.guard.model import SlidingWindows, client_address, parse_networks, with_limits
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
+from angelia.stores.wake import Wake
 from guarded_routes import Gate
 
 ADDRESS = ipaddress.ip_address("192.0.2.1")
@@ -188,6 +189,7 @@ async def test_a_token_is_limited_like_its_agent_also_without_the_hot_tier(ledge
     )
     headers = {"authorization": f"Bearer {text}"}
     assert [(await it.client.get("/v1/limited", headers=headers)).status_code for _ in range(3)] == [200, 200, 429]
+    await it.wake.close()
 
 
 async def test_an_agents_excess_never_blocks_its_address(gate) -> None:
@@ -212,6 +214,7 @@ async def test_without_the_hot_tier_limits_hold_in_process_and_signed_requests_w
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert answer.headers["retry-after"] == "1"
     assert it.executed[2:] == []
+    await it.wake.close()
 
 
 async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
@@ -241,12 +244,16 @@ async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
 
 
 async def test_a_block_ends_by_itself(ledger, hot) -> None:
-    blocks, now = AddressBlocks(ledger, hot), datetime.now(UTC)
+    wake = Wake(hot)
+    blocks, now = AddressBlocks(ledger, hot, wake), datetime.now(UTC)
     await blocks.block(Caller(ADDRESS, name="op"), str(ADDRESS), "", timedelta(seconds=60), now)
-    assert blocks.includes(ADDRESS, now + timedelta(seconds=59))
-    assert not blocks.includes(ADDRESS, now + timedelta(seconds=61))
+    for _ in ("as it was told", "as the ledger has it"):
+        assert blocks.includes(str(ADDRESS), now + timedelta(seconds=59))
+        assert not blocks.includes(str(ADDRESS), now + timedelta(seconds=61))
+        assert not await blocks.refresh(now)
     await blocks.refresh(now + timedelta(seconds=61))
-    assert not blocks.includes(ADDRESS, now)
+    assert not blocks.includes(str(ADDRESS), now)
+    await wake.close()
 
 
 @pytest.mark.parametrize(

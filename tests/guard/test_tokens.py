@@ -129,6 +129,24 @@ async def test_a_revoked_token_stops_at_once(start) -> None:
     assert (again.status_code, again.json()["code"]) == (404, "not_found")
 
 
+async def test_a_token_acts_for_its_agent_as_it_is_now(start) -> None:
+    """Token and agent are remembered for a second; a change in this process shows at once all the same."""
+    server: Server = await start()
+    agent = await server.register()
+    made = await make(server, role="read-write", agent=agent.id)
+    assert (await server.get("/v1/agents/me", headers=bearer(made["token"]))).json()["handle"] == agent.id
+    assert (await server.send_signed(agent, "PUT", "/v1/agents/me/handle", b'{"handle":"named"}')).status_code == 200
+    assert (await server.get("/v1/agents/me", headers=bearer(made["token"]))).json()["handle"] == "named"
+
+
+async def test_a_remembered_token_is_still_compared(start) -> None:
+    server: Server = await start()
+    made = (await make(server, role="admin"))["token"]
+    assert (await server.get("/v1/settings", headers=bearer(made))).status_code == 200
+    wrong = made[:-1] + ("A" if made[-1] != "A" else "B")
+    assert (await server.get("/v1/settings", headers=bearer(wrong))).status_code == 401
+
+
 async def test_an_expired_token_is_refused(start) -> None:
     server: Server = await start()
     made = await make(server, role="admin", expires_in=3600)

@@ -113,6 +113,7 @@ async def served(stores: Any) -> AsyncIterator[tuple[Doorway, int]]:
     async with doorway.listening() as port:
         yield doorway, port
     await doorway.client.aclose()
+    await doorway.wake.close()
     await hot.close()
     await ledger.close()
 

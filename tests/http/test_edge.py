@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from itertools import repeat
 
+import httpx
 import pytest
 import structlog
 from prometheus_client import REGISTRY
 
 from angelia.api import Access, Answer, Call, Caller, Role, Route, Surface
-from angelia.http import answers, edge
+from angelia.http import answers, request
+from angelia.http.route_table import RouteTable
 from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
@@ -267,7 +269,7 @@ def _routes(*declared: tuple[str, str]) -> list[Route]:
 def test_an_exact_path_wins_over_a_pattern_whatever_their_order() -> None:
     declared = [("GET", "/a/{name}"), ("GET", "/a/me"), ("PUT", "/a/{name}")]
     for order in (declared, declared[::-1]):
-        table = edge.RouteTable(_routes(*order))
+        table = RouteTable(_routes(*order))
         assert table.match("/a/me")[0]["GET"].operation.path == "/a/me"
         assert (set(table.match("/a/you")[0]), table.match("/a/you")[1:]) == ({"GET", "PUT"}, (("you",), ("name",)))
 
@@ -275,13 +277,35 @@ def test_an_exact_path_wins_over_a_pattern_whatever_their_order() -> None:
 @pytest.mark.parametrize("second", [("GET", "/a"), ("GET", "/a/{name}"), ("PUT", "/a/{other}")])
 def test_a_path_is_declared_once(second: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="declared"):
-        edge.RouteTable(_routes(("GET", "/a"), ("GET", "/a/{name}"), second))
+        RouteTable(_routes(("GET", "/a"), ("GET", "/a/{name}"), second))
 
 
 def test_what_a_pattern_spells_out_is_no_regular_expression() -> None:
-    table = edge.RouteTable(_routes(("GET", "/a.b+/{name}")))
+    table = RouteTable(_routes(("GET", "/a.b+/{name}")))
     assert table.match("/a.b+/x")[0]
     assert not table.match("/axbb/x")[0]
+
+
+def test_what_is_spelt_out_wins_in_each_segment_but_does_not_hide_a_parameter() -> None:
+    paths = ["/a/{x}/c", "/a/b/{y}", "/a/b/d/{z}", "/{w}/b/d/e", "/"]
+    table = RouteTable(_routes(*(("GET", path) for path in paths)))
+    assert {route.operation.path for route in table} == set(paths)
+    for path, declared, values in (
+        ("/a/b/c", "/a/b/{y}", ("c",)),
+        ("/a/x/c", "/a/{x}/c", ("x",)),
+        ("/a/b/d/e", "/a/b/d/{z}", ("e",)),
+        ("/q/b/d/e", "/{w}/b/d/e", ("q",)),
+        ("/", "/", ()),
+    ):
+        methods, found, _ = table.match(path)
+        assert (methods["GET"].operation.path, found) == (declared, values)
+    for path in ("", "//", "/a/", "/a/b/", "/a//c", "/a/x/d", "/a/b/d/", "/a/b/d/e/f", "a/b/c"):
+        assert table.match(path)[0] == {}, path
+
+
+def test_a_parameter_is_a_whole_segment() -> None:
+    with pytest.raises(ValueError, match="whole segment"):
+        RouteTable(_routes(("GET", "/a/{name}.json")))
 
 
 # The wire of the root surface.
@@ -390,7 +414,7 @@ async def test_an_endless_content_length_is_too_large(make, length: str) -> None
 
 
 async def test_a_body_that_stops_arriving_is_given_up(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edge, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(request, "READ_SECONDS", 0.05)
     doorway: Doorway = await make()
     headers = [("host", HOST), ("content-type", "application/json"), ("content-length", "20")]
     answer = await doorway.send("POST", "/probe", headers, [b"{"], end=False)
@@ -526,6 +550,37 @@ async def test_an_answer_that_cannot_be_encoded_is_a_failure_like_any_other(make
     answer = await doorway.client.get("/unspeakable")
     assert (answer.status_code, answer.json()) == (500, {"error": "something went wrong on the server"})
     assert SECURITY.items() <= answer.headers.items()
+
+
+@pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "a\0", "\u20ac"])
+async def test_a_header_that_cannot_be_written_is_a_failure_like_any_other(make, value: str) -> None:
+    async def handler(call: Call) -> Answer:
+        return Answer(body={}, headers={"x-said": value})
+
+    doorway: Doorway = await make(more=[route("GET", "/said", handler, Access.ANYONE)])
+    async with doorway.listening() as port:
+        answer = await doorway.client.get("/said")
+        assert (answer.status_code, "x-said" in answer.headers, "set-cookie" in answer.headers) == (500, False, False)
+        assert await _status_of(port, b"GET /said HTTP/1.1\r\nHost: localhost\r\n\r\n") == 500
+
+
+async def test_an_answer_is_the_same_over_a_socket_as_by_asgi(make) -> None:
+    """Over our own protocol an answer is written as a whole, elsewhere as ASGI has it."""
+    doorway: Doorway = await make()
+    changing = {"date", "server", "x-request-id"}
+    async with doorway.listening() as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as socket:
+        for method, path in (("GET", "/probe"), ("GET", "/v1/nothing"), ("HEAD", "/probe"), ("OPTIONS", "/probe"),
+                             ("GET", "/page"), ("GET", "/broken"), ("PUT", "/v1/probe")):  # fmt: skip
+            by_asgi = await doorway.client.request(method, path)
+            over_socket = await socket.request(method, path, headers={"host": HOST})
+            assert over_socket.status_code == by_asgi.status_code, path
+            assert {k: v for k, v in over_socket.headers.items() if k not in changing} == {
+                k: v for k, v in by_asgi.headers.items() if k not in changing
+            }
+            if path.startswith("/v1/"):
+                assert over_socket.json().keys() == by_asgi.json().keys()
+            else:
+                assert over_socket.content == by_asgi.content
 
 
 @pytest.mark.parametrize("surface", ["/v1/admin", "/api/v1/pop"])

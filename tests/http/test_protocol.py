@@ -6,13 +6,15 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from angelia.http import protocol
-from angelia.http.protocol import BoundedProtocol
+from angelia.http.protocol import WHOLE_ANSWER, BoundedProtocol
 
 LARGE = 8 << 20
 
@@ -31,9 +33,48 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
+    async with serving(echo, BoundedProtocol) as port:
+        yield port
+
+
+class Noting(BoundedProtocol):
+    """Notes what is written to the socket, write by write."""
+
+    writes: ClassVar[list[bytes]] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.transport = _Noted(transport)  # type: ignore[assignment]
+
+
+class _Noted:
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        Noting.writes.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+
+async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers as a whole what came in the body, or as much as the path says."""
+    body, more = b"", scope["method"] == "POST"
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    if scope["path"] != "/":
+        body = b"x" * int(scope["path"][1:])
+    await scope["extensions"][WHOLE_ANSWER](200, b"content-length: %d\r\n" % len(body), body)
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, kind: type[BoundedProtocol]) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(echo, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     yield listener.getsockname()[1]
     server.should_exit = True
@@ -149,3 +190,61 @@ def _read_all(connection: socket.socket) -> int:
     except ConnectionResetError:
         pass
     return total
+
+
+# Answers as a whole.
+
+
+async def test_head_and_body_are_one_write_and_a_large_body_is_not_copied() -> None:
+    async with serving(whole, Noting) as port:
+        Noting.writes.clear()
+        _, answer = await ask(port, b"GET /5 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert Noting.writes == [answer]
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+        assert answer.endswith(b"content-length: 5\r\nconnection: close\r\n\r\nxxxxx")
+        Noting.writes.clear()
+        _, answer = await ask(port, b"GET /%d HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % LARGE)
+        assert [len(part) for part in Noting.writes[1:]] == [LARGE]
+        assert answer == b"".join(Noting.writes)
+
+
+async def test_whole_answers_keep_a_connection_and_the_order_of_pipelined_requests() -> None:
+    async with serving(whole, BoundedProtocol) as port:
+        requests = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % n for n in (3, 70_000, 1))
+        last = b"GET /2 HTTP/1.0\r\nhost: x\r\n\r\n"
+        _, answer = await ask(port, requests + last)
+        lengths = [int(part.split(b"\r\n")[0]) for part in answer.split(b"content-length: ")[1:]]
+        assert lengths == [3, 70_000, 1, 2]
+        assert answer.count(b"connection: close") == 1
+
+
+async def test_a_whole_answer_to_one_that_expects_to_be_asked_for_its_body() -> None:
+    async with serving(whole, BoundedProtocol) as port:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\nconnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"body")
+        assert (await asyncio.wait_for(reader.read(-1), 5)).endswith(b"\r\n\r\nbody")
+        writer.close()
+
+
+async def test_a_whole_answer_to_a_peer_that_has_gone_is_dropped() -> None:
+    gone = asyncio.Event()
+    ended: list[str] = []
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await scope["extensions"][WHOLE_ANSWER](200, b"content-length: 0\r\n", b"")
+        ended.append("quietly")
+        gone.set()
+
+    async with serving(late, Noting) as port:
+        Noting.writes.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await writer.drain()
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 5)
+    assert (ended, Noting.writes) == (["quietly"], [])

@@ -14,6 +14,7 @@ from angelia.api import EVENT_STREAM, HEARTBEAT, Access, Answer, Call, sse
 from angelia.errors import Unavailable
 from angelia.http import edge
 from angelia.http.edge import MOST_WAITS
+from angelia.stores.wake import about_to_wait
 from edge_setup import route
 from http_agents import HOST
 from probe_edge import Doorway
@@ -27,11 +28,14 @@ class Patience:
     def __init__(self) -> None:
         self.began, self.go_on, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.how = ""
+        self.tasks = 0
         anyone = Access.ANYONE
         self.routes = [
             route("GET", "/v1/wait", self._wait, anyone, waits=True),
             route("POST", "/v1/wait", self._wait, anyone, waits=True),
             route("GET", "/v1/work", self._wait, anyone),
+            route("GET", "/v1/at-once", self._answer_at_once, anyone, waits=True),
+            route("POST", "/api/v1/wait", self._wait, anyone, waits=True),
             route("GET", "/v1/stream", self._stream, anyone, media=EVENT_STREAM, waits=True),
             route("GET", "/v1/broken-stream", self._break, anyone, media=EVENT_STREAM, waits=True),
             route("GET", "/v1/broken-wait", self._fail, anyone, waits=True),
@@ -39,6 +43,7 @@ class Patience:
         ]
 
     async def _wait(self, call: Call) -> Answer:
+        about_to_wait()
         self.began.set()
         try:
             await self.go_on.wait()
@@ -49,6 +54,10 @@ class Patience:
         finally:
             self.ended.set()
         return Answer(body={"bytes": len(call.body)})
+
+    async def _answer_at_once(self, call: Call) -> Answer:
+        self.tasks = len(asyncio.all_tasks())
+        return Answer(body={})
 
     async def _stream(self, call: Call) -> Answer:
         async def lines() -> AsyncIterator[bytes]:
@@ -244,13 +253,48 @@ async def test_nobody_waits_in_more_than_twenty_requests_at_a_time(make, patienc
     async with asyncio.TaskGroup() as group:
         waiting = [group.create_task(doorway.client.get("/v1/wait")) for _ in range(MOST_WAITS)]
         await until(lambda: len(doorway.edge._waits) == 1 and doorway.edge._waits.total() == MOST_WAITS)
-        refused = await doorway.client.get("/v1/wait")
-        assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
-        assert refused.headers["retry-after"] == "5"
-        patience.go_on.set()
+        for path in ("/v1/wait", "/v1/stream"):
+            refused = await doorway.client.get(path)
+            assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+            assert refused.headers["retry-after"] == "5"
+        assert (await doorway.client.get("/v1/at-once")).status_code == 200, "it does not wait"
+        elsewhere = httpx.ASGITransport(doorway.edge, client=("192.0.2.77", 50000))
+        async with httpx.AsyncClient(transport=elsewhere, base_url=f"http://{HOST}") as other:
+            waiting.append(group.create_task(other.get("/v1/wait")))
+            await until(lambda: doorway.edge._waits.total() == MOST_WAITS + 1)
+            patience.go_on.set()
+            await waiting[-1]
     assert {task.result().status_code for task in waiting} == {200}
     assert doorway.edge._waits == {}
     assert (await doorway.client.get("/v1/wait")).status_code == 200
+
+
+async def test_on_the_queue_surface_a_fleet_may_wait_with_one_token(make, patience: Patience) -> None:
+    doorway: Doorway = await make(more=patience.routes)
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(doorway.client.post("/api/v1/wait")) for _ in range(MOST_WAITS + 5)]
+        await until(lambda: doorway.edge._waits.total() == MOST_WAITS + 5)
+        patience.go_on.set()
+    assert {task.result().status_code for task in waiting} == {200}
+    assert edge.MOST_QUEUE_WAITS == 1_000
+
+
+async def test_a_request_that_may_wait_and_does_not_is_like_any_other(doorway: Doorway, patience: Patience) -> None:
+    before = len(asyncio.all_tasks())
+    assert (await doorway.client.get("/v1/at-once")).status_code == 200
+    assert (patience.tasks, doorway.edge._waits) == (before, {})
+
+
+async def test_a_server_that_cancels_a_request_is_no_caller_that_hung_up(
+    doorway: Doorway, patience: Patience, captured_log: list[Any]
+) -> None:
+    asking = asyncio.create_task(doorway.client.get("/v1/wait"))
+    await asyncio.wait_for(patience.began.wait(), 5)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert (patience.how, doorway.edge._waits) == ("cancelled", {})
+    assert not [line for line in captured_log if line["event"] == "request"]
 
 
 async def test_a_stream_ends_after_a_while_so_that_its_reader_is_asked_again_who_it_is(

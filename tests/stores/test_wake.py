@@ -382,5 +382,17 @@ async def test_closing_twice_or_without_a_line_is_no_error(hot: HotTier) -> None
     await wake.close()
 
 
+async def test_closing_at_any_step_of_a_connection_ends(redis_url: str) -> None:
+    for steps in range(40):
+        hot = HotTier(redis_url)
+        wake = Wake(hot)
+        wake.follow("a", Ear())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await wake.close()
+        await hot.close()
+
+
 async def test_the_look_is_five_seconds() -> None:
     assert wake_module.RECHECK_SECONDS == 5.0

@@ -9,18 +9,26 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.errors import Unauthenticated
 
 REQUIRED = ("@method", "@authority", "@path", "@query", "content-digest")
 ROOM_KEY = "x-aicq-room-key"
+_WITH_ROOM_KEY = (*REQUIRED, ROOM_KEY)
 TAG = "angelia-v1"
 NONCE_MIN, NONCE_MAX = 22, 128
 
+# The order in which the SDK writes components and parameters. What fits it needs no other check of its form; any other
+# order is read piece by piece, which takes 9 µs more.
+_USUAL = re.compile(
+    r'sig=(\("@method" "@authority" "@path" "@query" "content-digest"( "x-aicq-room-key")?\);created=([0-9]{1,15})'
+    rf';nonce="([\x21\x23-\x5b\x5d-\x7e]{{{NONCE_MIN},{NONCE_MAX}}})";keyid="([^"\\]*)";alg="ed25519";tag="{TAG}")'
+)
 _INPUT = re.compile(
     r'sig=(?P<params>\((?P<components>"[^"\\]+"(?: "[^"\\]+")*)\)(?P<rest>(?:;[a-z]+=(?:[0-9]+|"[^"\\]*"))*))'
 )
@@ -28,10 +36,10 @@ _PARAM = re.compile(r';([a-z]+)=(?:([0-9]{1,15})|"([^"\\]*)")')
 _NONCE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 _SIGNATURE = re.compile(r"sig=:([A-Za-z0-9+/]{86}==):")
 _DIGEST = re.compile(r"(?:\A|,\s*)sha-256=:([A-Za-z0-9+/]{43}=):")
+_DIGEST_OF_NOTHING = f"sha-256=:{base64.b64encode(hashlib.sha256().digest()).decode()}:"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The signed parts of a request besides its body; each exactly as sent."""
 
     method: str
@@ -42,8 +50,7 @@ class Target:
     room_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Presented:
+class Presented(msgspec.Struct, frozen=True):
     """A signature as received, well formed but not verified."""
 
     components: tuple[str, ...]
@@ -60,18 +67,23 @@ class Presented:
 
 def digest(body: bytes) -> str:
     """The Content-Digest of a body (RFC 9530); also of an empty one."""
+    if not body:
+        return _DIGEST_OF_NOTHING
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 
 def digest_matches(header: str, body: bytes) -> bool:
     """Whether a Content-Digest header holds the SHA-256 of this body; other algorithms are ignored."""
+    expected = digest(body)
+    if header == expected:
+        return True
     found = _DIGEST.search(header)
-    return found is not None and found[1] == digest(body)[len("sha-256=:") : -1]
+    return found is not None and found[1] == expected[len("sha-256=:") : -1]
 
 
 def sign(key: Ed25519PrivateKey, key_id: UUID, target: Target, *, created: int, nonce: str) -> dict[str, str]:
     """Signs a request. Returns the three headers that prove it."""
-    components = REQUIRED if target.room_key is None else (*REQUIRED, ROOM_KEY)
+    components = REQUIRED if target.room_key is None else _WITH_ROOM_KEY
     listed = " ".join(f'"{name}"' for name in components)
     params = f'({listed});created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519";tag="{TAG}"'
     signature = base64.b64encode(key.sign(_base(components, params, target))).decode()
@@ -84,6 +96,15 @@ def sign(key: Ed25519PrivateKey, key_id: UUID, target: Target, *, created: int, 
 
 def parse(signature_input: str, signature: str, *, room_key_sent: bool) -> Presented:
     """Parses the two headers; the error names the rule that they break."""
+    usual = _USUAL.fullmatch(signature_input)
+    if usual is None or (usual[2] is not None) != room_key_sent:
+        return _parse_any_order(signature_input, signature, room_key_sent=room_key_sent)
+    params, _, created, nonce, key_id = usual.groups()
+    components = _WITH_ROOM_KEY if room_key_sent else REQUIRED
+    return Presented(components, params, int(created), nonce, _key_id(key_id), _signature(signature.strip()))
+
+
+def _parse_any_order(signature_input: str, signature: str, *, room_key_sent: bool) -> Presented:
     given = _INPUT.fullmatch(signature_input.strip())
     if given is None:
         raise _refused("Signature-Input must hold one signature, labelled sig")
@@ -125,6 +146,7 @@ def _base(components: tuple[str, ...], params: str, target: Target) -> bytes:
     return "\n".join([*lines, f'"@signature-params": {params}']).encode("latin-1")
 
 
+@lru_cache(maxsize=10_000)
 def _key_id(text: str) -> UUID:
     try:
         parsed = UUID(text)
@@ -139,10 +161,11 @@ def _signature(text: str) -> bytes:
     found = _SIGNATURE.fullmatch(text)
     if found is None:
         raise _refused("Signature must hold sig as base64 of 64 bytes")
-    raw = base64.b64decode(found[1])
-    if base64.b64encode(raw).decode() != found[1]:
+    if (
+        found[1][85] not in "AQgw"
+    ):  # 64 bytes end with four bits that are not theirs; these are the characters with 0000
         raise _refused("Signature must hold canonical base64")
-    return raw
+    return base64.b64decode(found[1])
 
 
 def _refused(why: str) -> Unauthenticated:

@@ -6,7 +6,6 @@ import ipaddress
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -44,8 +43,7 @@ def _overridden(rule: Rule, text: str) -> Rule:
     return Rule(rule.name, int(found[1]), int(found[2] or 1) * _UNITS[found[3]], rule.per)
 
 
-@dataclass(frozen=True, slots=True)
-class RateDecision:
+class RateDecision(msgspec.Struct, frozen=True):
     """Whether a rate limit allows a request, and how much of it is left."""
 
     rule: Rule
@@ -103,6 +101,18 @@ def subject_of(address: Address) -> str:
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+class ClientAddress(msgspec.Struct, frozen=True):
+    """The address of a caller, with what is made of it for each request: its text, and what is counted."""
+
+    address: Address
+    text: str
+    subject: str
+
+    @classmethod
+    def of(cls, address: Address) -> ClientAddress:
+        return cls(address, str(address), subject_of(address))
 
 
 def parse_networks(setting: str, texts: Iterable[str]) -> tuple[Network, ...]:

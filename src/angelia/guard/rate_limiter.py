@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from angelia import metrics
-from angelia.api import Access, Address, Caller, Operation, Per, Rule
+from angelia.api import Access, Operation, Per, Rule
 from angelia.envelope.times import unix_ms
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
-from angelia.guard.blocks import AddressBlocks
-from angelia.guard.model import UNPROVEN, RateDecision, SlidingWindows, parse_networks, subject_of, with_limits, within
+from angelia.guard.blocks import AddressBlocks, automatic_block
+from angelia.guard.model import (
+    UNPROVEN,
+    ClientAddress,
+    RateDecision,
+    SlidingWindows,
+    parse_networks,
+    with_limits,
+    within,
+)
+from angelia.guard.recent_failures import RecentFailures
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
+from angelia.stores.wake import Wake
 
 NONCE_LIFE_MS = 180_000
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProof:
+class RequestProof(msgspec.Struct, frozen=True):
     """A signed request whose signature is verified and whose nonce is not."""
 
     subject: UUID
@@ -35,43 +45,57 @@ class RequestProof:
 class RateLimiter:
     """Counts requests per rule: of an address before its signature is verified, of an agent afterwards."""
 
-    def __init__(self, hot: HotTier, blocks: AddressBlocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
+    def __init__(
+        self, hot: HotTier, wake: Wake, blocks: AddressBlocks, settings: Settings, rules: Mapping[str, Rule]
+    ) -> None:
         self._hot = hot
         self._blocks = blocks
         self._auto_block = settings.auto_block_enabled
         self._rules = with_limits([*rules.values(), UNPROVEN], settings.limits)
+        self._unproven = self._rules[UNPROVEN.name]
+        self._failures = RecentFailures(wake, self._unproven.window_ms / 1000)
         self._whitelist = parse_networks("rate_limit_whitelist", settings.rate_limit_whitelist)
         self._local = SlidingWindows()
 
-    async def check_address(self, operation: Operation[Any] | None, address: Address, now: datetime) -> dict[str, str]:
-        """Refuses blocked addresses, and addresses over their limit. Returns the X-RateLimit headers."""
-        if within(address, self._whitelist):
+    async def check_address(
+        self, operation: Operation[Any] | None, client: ClientAddress, now: datetime
+    ) -> dict[str, str]:
+        """Refuses blocked addresses, and addresses over their limit. Returns the X-RateLimit headers.
+
+        Where only failed credentials count, the hot tier is asked about addresses that had some a short while ago."""
+        if self._exempt(client):
             return {}
         rule = self._rule(operation)
-        counted = rule is not None and rule.per is Per.ADDRESS
-        if not counted:
-            rule = self._rules[UNPROVEN.name] if operation and operation.access is not Access.ANYONE else None
-        decision = await self._spend_address(address, rule, now, charge=counted)
-        return decision.headers() if decision and counted else {}
+        if rule is not None and rule.per is Per.ADDRESS:
+            decision = await self._spend_address(client, rule, now, charge=True)
+            return decision.headers() if decision else {}
+        if operation is None or operation.access is Access.ANYONE or not self._failures.may_include(client.subject):
+            self._check_blocks(client, now)
+        else:
+            await self._spend_address(client, self._unproven, now, charge=False)
+        return {}
 
-    async def charge_unproven(self, address: Address, now: datetime) -> None:
-        """Counts a failed credential against its address."""
-        if within(address, self._whitelist):
+    async def charge_unproven(self, client: ClientAddress, now: datetime) -> None:
+        """Counts a failed credential against its address, and tells the other processes."""
+        if self._exempt(client):
             return
+        self._failures.note(client.subject)
         try:
-            await self._spend_address(address, self._rules[UNPROVEN.name], now, charge=True)
+            await self._spend_address(client, self._unproven, now, charge=True)
         except RateLimited:
             return  # this request is refused anyway; the next one gets 429
 
-    async def admit(self, operation: Operation[Any], caller: Caller, proof: RequestProof | None) -> dict[str, str]:
+    async def admit(
+        self, operation: Operation[Any], client: ClientAddress, agent: UUID | None, proof: RequestProof | None
+    ) -> dict[str, str]:
         """Uses up the nonce of a signed request, and counts it for its agent. Returns the X-RateLimit headers."""
         rule = self._rule(operation)
-        if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or within(caller.address, self._whitelist)):
+        if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or self._exempt(client)):
             rule = None
         if proof is not None:
             decision = await self.spend_nonce(proof, rule)
-        elif rule is not None and caller.agent is not None:
-            decision = await self._spend_without_nonce(caller.agent.id, rule)
+        elif rule is not None and agent is not None:
+            decision = await self._spend_without_nonce(agent, rule)
         else:
             decision = None
         return decision.headers() if decision else {}
@@ -101,24 +125,39 @@ class RateLimiter:
         return _allowed(decision, at)
 
     async def _spend_address(
-        self, address: Address, rule: Rule | None, now: datetime, *, charge: bool
+        self, client: ClientAddress, rule: Rule, now: datetime, *, charge: bool
     ) -> RateDecision | None:
-        if self._blocks.includes(address, now):
-            raise _blocked()
-        if rule is None or rule.limit == 0:
+        self._check_blocks(client, now)
+        if rule.limit == 0:
             return None  # where nothing is counted, the blocks that this process knows are enough
-        subject, at = subject_of(address), unix_ms(now)
-        auto_block = self._auto_block and not address.is_loopback
+        subject, at = client.subject, unix_ms(now)
+        failed = charge and rule is self._unproven
+        block = automatic_block(subject, now) if self._auto_block and not client.address.is_loopback else None
         try:
-            verdict = await store.spend(self._hot, subject, rule, at, charge=charge, auto_block=auto_block)
+            verdict = await store.spend(
+                self._hot,
+                subject,
+                rule,
+                at,
+                charge=charge,
+                if_counted=self._failures.publication(subject) if failed else store.NO_PUBLICATION,
+                if_blocked=self._blocks.publication(block) if block else None,
+            )
         except Unavailable:
             return _allowed(self._spend_locally(rule, subject, at, charge=charge), at)
         if verdict.blocked:
             raise _blocked()
-        if verdict.blocked_now:
+        if block and verdict.blocked_now:
             metrics.ADDRESSES_BLOCKED.inc()
-            await self._blocks.record_automatic(address, now, timedelta(milliseconds=store.BLOCK_MS))
+            await self._blocks.record_automatic(block)
         return _allowed(verdict.decision, at)
+
+    def _check_blocks(self, client: ClientAddress, now: datetime) -> None:
+        if self._blocks.includes(client.subject, now):
+            raise _blocked()
+
+    def _exempt(self, client: ClientAddress) -> bool:
+        return bool(self._whitelist) and within(client.address, self._whitelist)
 
     def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> RateDecision:
         metrics.LIMITER_FALLBACK.inc()

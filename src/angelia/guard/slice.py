@@ -15,7 +15,7 @@ class GuardSlice:
 
     def __init__(self, stores: Stores, agents: AgentsSlice) -> None:
         self.tokens = Tokens(stores.ledger, agents.agents)
-        self.blocks = AddressBlocks(stores.ledger, stores.hot)
+        self.blocks = AddressBlocks(stores.ledger, stores.hot, stores.wake)
 
     def routes(self) -> list[Route]:
         return routes.routes(self.tokens, self.blocks)

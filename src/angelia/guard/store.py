@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID, uuid4
+from functools import lru_cache
+from uuid import UUID
 
 import msgspec
 
@@ -22,6 +24,8 @@ _AGENT = Script.read(__file__, "agent.lua")
 VIOLATIONS_THAT_BLOCK = 10
 VIOLATION_LIFE_MS = 3_600_000
 BLOCK_MS = 86_400_000
+Publication = tuple[str, bytes]  # a topic and a text
+NO_PUBLICATION: Publication = ("", b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,7 @@ class TokenRow:
     last_used_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class AddressVerdict:
+class AddressVerdict(msgspec.Struct, frozen=True):
     """The hot tier's answer about an address."""
 
     decision: RateDecision | None
@@ -47,8 +50,7 @@ class AddressVerdict:
     blocked_now: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AgentVerdict:
+class AgentVerdict(msgspec.Struct, frozen=True):
     """The hot tier's answer about a signed request."""
 
     decision: RateDecision | None
@@ -57,14 +59,23 @@ class AgentVerdict:
 
 
 async def spend(
-    hot: HotTier, subject: str, rule: Rule, now_ms: int, *, charge: bool = True, auto_block: bool = False
+    hot: HotTier,
+    subject: str,
+    rule: Rule,
+    now_ms: int,
+    *,
+    charge: bool = True,
+    if_counted: Publication = NO_PUBLICATION,
+    if_blocked: Publication | None = None,
 ) -> AddressVerdict:
-    """Counts a request of an address, or of an agent without a nonce; without `charge` only checks the limit."""
-    tag, most = _tag(subject), VIOLATIONS_THAT_BLOCK if auto_block else 0
+    """Counts a request of an address, or of an agent without a nonce; without `charge` only checks the limit. Refusals
+    block an address when there is something to publish about it."""
+    tag, most = _tag(subject), VIOLATIONS_THAT_BLOCK if if_blocked else 0
+    told = (*if_counted, *(if_blocked or NO_PUBLICATION))
     verdict, remaining, reset = await hot.run(
         _ADDRESS,
         [f"ang:block:{tag}", f"ang:rl:{tag}:{rule.name}", f"ang:viol:{tag}"],
-        [now_ms, rule.limit, rule.window_ms, int(charge), uuid4().hex, most, VIOLATION_LIFE_MS, BLOCK_MS],
+        [now_ms, rule.limit, rule.window_ms, int(charge), _unique(), most, VIOLATION_LIFE_MS, BLOCK_MS, *told],
     )
     decision = RateDecision(rule, verdict == 0, remaining, reset) if verdict != 2 else None
     return AddressVerdict(decision, blocked=verdict == 2, blocked_now=verdict == 3)
@@ -74,11 +85,11 @@ async def spend_nonce(
     hot: HotTier, subject: UUID, nonce: str, signed_ms: int, life_ms: int, rule: Rule | None, now_ms: int
 ) -> AgentVerdict:
     tag = _tag(str(subject))
-    name, limit, window = (rule.name, rule.limit, rule.window_ms) if rule else ("none", 0, 0)
+    name, limit, window, member = (rule.name, rule.limit, rule.window_ms, _unique()) if rule else ("none", 0, 0, "")
     verdict, remaining, reset = await hot.run(
         _AGENT,
         [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
-        [now_ms, hot.run_id, hot.birth_ms(now_ms), signed_ms, life_ms, limit, window, uuid4().hex],
+        [now_ms, hot.run_id, hot.birth_ms(now_ms), signed_ms, life_ms, limit, window, member],
     )
     decision = RateDecision(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
     return AgentVerdict(decision, nonce_used=verdict == 2, before_birth=verdict == 3)
@@ -137,6 +148,11 @@ async def blocks(tx: Tx, now: datetime, after: str | None, limit: int) -> tuple[
     return [record_of(Block, row) for row in rows], int(await tx.fetchval(SQL["count_blocks"], now))
 
 
+def _unique() -> str:
+    return os.urandom(16).hex()
+
+
+@lru_cache(maxsize=10_000)
 def _tag(subject: str) -> str:
     """A hash tag, so that a subject's keys share a cluster slot; hashed, so that a subject cannot forge a key name."""
     return "{" + hashlib.sha256(subject.encode()).hexdigest()[:32] + "}"

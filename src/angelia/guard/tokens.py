@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.agents.service import Agents
-from angelia.api import ROLES, Caller
+from angelia.api import ROLES, AgentRow, Caller
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
 from angelia.guard import store
@@ -29,24 +29,35 @@ _CACHE_MOST = 1_000
 _USE_NOTED_EVERY = timedelta(minutes=1)
 
 
+class _Known(msgspec.Struct, frozen=True):
+    """A token and its agent, remembered until then by the monotonic clock."""
+
+    until: float
+    row: store.TokenRow
+    agent: AgentRow | None
+
+
 class Tokens:
     """The bearer tokens of this ledger."""
 
     def __init__(self, ledger: Ledger, agents: Agents) -> None:
         self._ledger = ledger
         self._agents = agents
-        self._known: dict[UUID, tuple[float, store.TokenRow]] = {}
+        self._revoked = 0
+        self._known: dict[str, _Known] = {}  # by the id in a token's text
 
-    async def find(self, text: str, now: datetime) -> store.TokenRow:
-        """Returns a valid token by its text; all faults of a token get the same answer."""
+    async def find(self, text: str, now: datetime) -> tuple[store.TokenRow, AgentRow | None]:
+        """Returns a valid token by its text, and the agent that it acts for; all faults of a token get the same
+        answer."""
         parsed = _TEXT.fullmatch(text)
-        row = await self._row(UUID(parsed[1]), now) if parsed else None
+        known = await self._look_up(parsed[1], now) if parsed else None
         presented = _hash(parsed[2]) if parsed else b""
-        if row is None or not hmac.compare_digest(presented, row.secret_hash):
+        if known is None or not hmac.compare_digest(presented, known.row.secret_hash):
             raise Unauthenticated("Authentication required", hint="the token is unknown or revoked")
+        row = known.row
         if row.expires_at is not None and row.expires_at <= now:
             raise Unauthenticated("Authentication required", hint="the token has expired")
-        return row
+        return row, None if known.agent is None else await self._present(known.agent, now)
 
     async def make(
         self, caller: Caller, now: datetime, *, role: str, agent: str | None, label: str, life: timedelta | None
@@ -93,21 +104,32 @@ class Tokens:
                 raise NotFound("there is no such token", hint="angelia token list")
             detail = {"id": str(id), "label": label}
             await audit.record(tx, [audit.event("token_revoked", now, actor=caller.known_as, detail=detail)])
-        self._known.pop(id, None)
+        self._known.pop(id.hex, None)
+        self._revoked += 1
 
-    async def _row(self, id_: UUID, now: datetime) -> store.TokenRow | None:
+    async def _look_up(self, id_: str, now: datetime) -> _Known | None:
         known = self._known.get(id_)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        if known is not None and known.until > time.monotonic():
+            return known
+        revoked = self._revoked
         async with self._ledger.reading() as tx:
-            row = await store.token(tx, id_)
-        if row is not None:
-            if row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_EVERY:
-                await self._note_use(id_, now)
+            row = await store.token(tx, UUID(id_))
+        if row is None:
+            return None
+        if row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_EVERY:
+            await self._note_use(row.id, now)
+        agent = await self._agents.by_id(row.agent_id) if row.agent_id else None
+        known = _Known(time.monotonic() + _CACHE_SECONDS, row, agent)
+        if revoked == self._revoked:  # else it may have been read before it was revoked
             if len(self._known) >= _CACHE_MOST:
                 self._known.clear()
-            self._known[id_] = (time.monotonic() + _CACHE_SECONDS, row)
-        return row
+            self._known[id_] = known
+        return known
+
+    async def _present(self, agent: AgentRow, now: datetime) -> AgentRow:
+        """An agent as it is now, by its key: that is remembered too, and forgotten when the agent changes here."""
+        found = await self._agents.by_key_id(agent.key_id, now)
+        return found[0] if found is not None and found[0].id == agent.id else await self._agents.by_id(agent.id)
 
     async def _note_use(self, id_: UUID, now: datetime) -> None:
         # On a full disk nothing is written, and callers that only read must go on.

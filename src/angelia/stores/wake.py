@@ -129,6 +129,7 @@ class Wake:
         self._topics: dict[str, _Topic] = {}
         self._line: WakeLine | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
         self.stopping = False
 
     @asynccontextmanager
@@ -206,6 +207,7 @@ class Wake:
             ear.ring()
 
     async def close(self) -> None:
+        self._closed.set()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -238,9 +240,11 @@ class Wake:
                         await confirmed.wait()
 
     async def _keep_line(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 self._line = WakeLine(await self._hot.subscriber(), self._heard, self._confirmed)
+                if self._closed.is_set():  # the client library may swallow a cancellation while it connects
+                    return
                 self._line.subscribe(*self._topics)
                 await self._line.lost
                 error = "the connection broke"
