@@ -273,11 +273,11 @@ def _check_lease(token: LeaseToken, lease: Lease | None, now: datetime) -> None:
         raise LeaseLost("somebody else has this message by now", hint="whoever has it settles it; else it comes again")
 
 
-def _outcome(ack: _CheckedAck, outcome: Acknowledged | BaseException | None) -> Acknowledged | AngeliaError | None:
+def _outcome(ack: _CheckedAck, outcome: Acknowledged | Exception | None) -> Acknowledged | AngeliaError | None:
     if isinstance(outcome, StatementError):
         log.error("an acknowledgment could not be stored", recipient=ack.recipient, exc_info=outcome)
         return AngeliaError("something went wrong on the server", hint="acknowledge it again")
-    if isinstance(outcome, BaseException) and not isinstance(outcome, AngeliaError):
+    if isinstance(outcome, Exception) and not isinstance(outcome, AngeliaError):
         raise outcome
     if isinstance(outcome, Acknowledged):
         metrics.MAIL_ENDED.labels("acknowledged").inc()

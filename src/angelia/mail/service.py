@@ -78,7 +78,7 @@ class _Stored:
 
 
 # An envelope on its way: offered or verified, admitted, stored, answered as a repeat, or refused.
-_Step = NewEnvelope | _Admitted | _Stored | Accepted | BaseException
+_Step = NewEnvelope | _Admitted | _Stored | Accepted | Exception
 
 
 class Mail:
@@ -152,7 +152,7 @@ class Mail:
             log.error("a message could not be stored", sender=agent.handle, exc_info=step)
             return AngeliaError("something went wrong on the server", hint="send it again")
         if not isinstance(step, AngeliaError):
-            assert isinstance(step, BaseException), "every envelope came to an end"
+            assert isinstance(step, Exception), "every envelope came to an end"
             raise step
         metrics.MAIL_REFUSED.labels(step.code).inc()
         await self._record_failure(agent, envelope, step, now)

@@ -36,10 +36,16 @@ class GroupCommit(Generic[Item, Result]):
         """Returns after the commit that holds this item. A cancelled caller's item may still be committed."""
         return await self._enter(item)
 
-    async def submit_all(self, items: Sequence[Item]) -> list[Result | BaseException]:
+    async def submit_all(self, items: Sequence[Item]) -> list[Result | Exception]:
         """The same for several items, which stay in their order. Returns for each what `submit` would return or
         raise."""
-        return await asyncio.gather(*[self._enter(item) for item in items], return_exceptions=True)
+        results: list[Result | Exception] = []
+        for mine in [self._enter(item) for item in items]:
+            try:
+                results.append(await mine)
+            except Exception as error:  # noqa: BLE001 - each item's fault is its own
+                results.append(error)
+        return results
 
     async def close(self) -> None:
         """Returns after everything that waits was committed."""
