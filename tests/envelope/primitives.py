@@ -8,7 +8,7 @@ import hmac
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.envelope import sealing, signing
+from angelia.envelope import sealing
 from angelia.envelope.kem import KemPrivateKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey, OpenFailed
 from angelia.envelope.signing import SigningPair, parse_pair
@@ -34,7 +34,7 @@ def ed25519_holds(public: bytes, signature: bytes, message: bytes) -> bool:
         pair = parse_pair(public, ALICE.public.ml_dsa)
     except InvalidKey:
         return False
-    return signing._holds(pair._ed25519.verify, signature, message)
+    return pair._ed25519.holds(signature, message)
 
 
 def ed25519_signature(seed: bytes, message: bytes) -> bytes:
@@ -45,7 +45,7 @@ def ml_dsa_holds(public: bytes, signature: bytes, message: bytes, context: bytes
     """A context beyond 255 bytes raises; ours are constants."""
     try:
         pair = parse_pair(ALICE.public.ed25519, public)
-        return signing._holds(pair._ml_dsa.verify, signature, message, context)
+        return pair._ml_dsa_holds(signature, message, context)
     except (InvalidKey, ValueError):
         return False
 

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PublicKey
 
-from angelia.envelope import ids, signing
+from angelia.envelope import ids
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, object_holds, parse_pair
 from envelope.reference import private_keys
@@ -56,9 +56,8 @@ def test_no_label_begins_another(one: Purpose, other: Purpose) -> None:
 def test_the_context_alone_keeps_purposes_apart() -> None:
     signed = b"the same bytes"
     made = private_keys(ALICE)[1].sign(signed, Purpose.BUNDLE.context)
-    verify = ALICE.public._ml_dsa.verify
-    assert signing._holds(verify, made, signed, Purpose.BUNDLE.context)
-    assert not signing._holds(verify, made, signed, Purpose.ENVELOPE.context)
+    assert ALICE.public._ml_dsa_holds(made, signed, Purpose.BUNDLE.context)
+    assert not ALICE.public._ml_dsa_holds(made, signed, Purpose.ENVELOPE.context)
 
 
 def test_half_a_signature_is_none() -> None:

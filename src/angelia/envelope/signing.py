@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from angelia.envelope import ids
 from angelia.envelope.curve_points import sound_ed25519
+from angelia.envelope.ed25519 import VerifyingKey
 from angelia.envelope.refusals import InvalidKey
 
 ED25519_BYTES, ED25519_SIGNATURE = 32, 64
@@ -59,15 +59,21 @@ class VerifyingPair:
     ml_dsa: bytes = field(repr=False)
     signer_id: UUID
     fingerprint: str
-    _ed25519: Ed25519PublicKey = field(repr=False)
+    _ed25519: VerifyingKey = field(repr=False)
     _ml_dsa: MLDSA65PublicKey = field(repr=False)
 
     def verify(self, purpose: Purpose, message: bytes, signatures: Signatures) -> bool:
         """Whether both signatures are valid. The second is verified even when the first failed."""
         signed = purpose.label + b"\0" + message
-        classical = _holds(self._ed25519.verify, signatures.ed25519, signed)
-        quantum_safe = _holds(self._ml_dsa.verify, signatures.ml_dsa, signed, purpose.context)
-        return classical and quantum_safe
+        classical = self._ed25519.holds(signatures.ed25519, signed)
+        return self._ml_dsa_holds(signatures.ml_dsa, signed, purpose.context) and classical
+
+    def _ml_dsa_holds(self, signature: bytes, signed: bytes, context: bytes) -> bool:
+        try:
+            self._ml_dsa.verify(signature, signed, context)
+        except InvalidSignature:
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ def parse_pair(ed25519: bytes, ml_dsa: bytes) -> VerifyingPair:
         ml_dsa,
         ids.signer_id(ed25519, ml_dsa),
         ids.fingerprint(ed25519, ml_dsa),
-        Ed25519PublicKey.from_public_bytes(ed25519),
+        VerifyingKey(ed25519),
         MLDSA65PublicKey.from_public_bytes(ml_dsa),
     )
 
@@ -136,11 +142,3 @@ def split_signatures(content: bytes) -> tuple[bytes, Signatures]:
 def object_holds(pair: VerifyingPair, purpose: Purpose, content: bytes, signatures: Signatures) -> bool:
     """Whether both signatures over an object are valid."""
     return pair.verify(purpose, hashlib.sha512(content).digest(), signatures)
-
-
-def _holds(verify: Callable[..., None], *signed: bytes) -> bool:
-    try:
-        verify(*signed)
-    except InvalidSignature:
-        return False
-    return True
