@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,17 @@ def test_a_store_imports_its_own_model_the_pure_core_and_the_stores_only() -> No
         return found.target == f"{slice_name}.model" or part_of(found.target) in PURE | {"api", "stores"}
 
     assert broken(rule) == []
+
+
+def test_a_statement_is_made_of_parts_of_its_own_slice_and_of_those_that_it_may_use() -> None:
+    named = re.compile(r"\{([a-z]\w*)\.[a-z]\w*\}")
+    used = {
+        (path.parent.name, other)
+        for path in sorted(ROOT.rglob("*.sql"))
+        for other in named.findall(path.read_text("utf-8"))
+    }
+    assert {(slice_name, other) for slice_name, other in used if other not in USES[slice_name]} == set()
+    assert ("mail", "keys") in used
 
 
 def test_a_store_is_imported_by_its_own_slice_only() -> None:

@@ -169,3 +169,16 @@ def test_a_part_stands_in_every_statement_that_names_it_and_is_none_itself(tmp_p
         "one": "SELECT a, b AS c FROM t",
         "two": "SELECT a, b AS c, {other}",
     }
+
+
+def test_a_statement_may_have_parts_of_other_slices_by_their_names(tmp_path: Path) -> None:
+    for name, text in (
+        ("mail/store.sql", "-- name: one\nSELECT ({keys.two}), {three}, ({four})\n\n-- part: three\n3, ({keys.two})\n"),
+        ("mail/parts.sql", "-- part: four\nSELECT 4\n"),
+        ("keys/parts.sql", "-- about them all\n\n-- part: two\n-- why\nSELECT 2\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "keys/store.sql").write_text("-- name: own\n{two}\n")
+    assert statements(str(tmp_path / "mail/store.py")) == {"one": "SELECT (SELECT 2), 3, (SELECT 2), (SELECT 4)"}
+    assert statements(str(tmp_path / "keys/store.py")) == {"own": "SELECT 2"}
