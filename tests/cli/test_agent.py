@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.mailbox import identity
+from angelia.mailbox import agent_names, identity
 from cli.running import Angelia, Ended
 from client.recorder import Recorder, closed_port
 from client.test_verbs import AGENT
@@ -84,7 +84,7 @@ def test_a_server_that_is_away_does_not_cost_the_keys(angelia: Angelia, shell: P
         ended.err.splitlines()[1]
         == f"hint: the keys are safe; go on with `angelia agent register --as alice --url {url}`"
     )
-    assert identity.names(shell / "home") == ["alice", "bob"]
+    assert agent_names.names(shell / "home") == ["alice", "bob"]
 
 
 def test_an_existing_agent_is_not_made_again(angelia: Angelia) -> None:
@@ -237,7 +237,7 @@ def test_two_passphrases_that_differ_make_nothing(terminal: Callable[..., Ended]
         "agent", "new", "alice", "--passphrase", typed=[("new passphrase: ", "one\n"), ("once more: ", "two\n")]
     )
     assert ended.code == 2
-    assert identity.names(shell / "home") == []
+    assert agent_names.names(shell / "home") == []
 
 
 def test_verbose_shows_requests_and_no_secret(accepting: Recorder, angelia: Angelia) -> None:

@@ -17,9 +17,9 @@ from angelia.channels.model import ChannelPolicy, ChannelView
 from angelia.client import Client, Unreachable
 from angelia.client.channel_membership import update_channel
 from angelia.client.channel_reading import Tail
+from angelia.client.channel_verbs import ChannelVerbs
 from angelia.client.exchange import Exchange
 from angelia.client.namespaces import Verb
-from angelia.client.verbs import ChannelVerbs
 from angelia.errors import VersionConflict
 from angelia.mailbox import identity
 from channel_agents import without_roster
@@ -196,7 +196,7 @@ def test_show_says_who_signed_the_roster_and_where_the_server_admits_readers(ali
 def test_a_channel_without_a_roster_is_looked_at_and_signed(alice: Member, bob: Member, live: str, shell: Path) -> None:
     owner = identity.load(shell / f"home-{alice.name}", alice.name, lambda: "")
     with Client(live, identity=owner) as client:
-        client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))  # as the build before did
+        client.run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))  # as the build before did
     assert "roster       none that" in alice.does("show", "news")
     refused = alice("publish", "news", "hello")
     assert refused.code == 1

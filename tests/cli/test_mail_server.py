@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import Client, Unreachable, mail_calls, own_key_renewal
+from angelia.client import Client, Unreachable, mail_calls, mail_sending, own_key_renewal
 from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_sending import WAITING
-from angelia.client.verbs import MailVerbs
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
 from angelia.mail.api import NackItem
 from angelia.mailbox import identity, open_failures
@@ -361,7 +360,7 @@ def test_a_refusal_says_how_long_a_sealed_message_waits(
         refusal.members[WAITING] = "0" * 64
         raise refusal
 
-    monkeypatch.setattr(MailVerbs, "send", refused)
+    monkeypatch.setattr(mail_sending, "send", refused)
     ended = alice("mail", "send", bob.name, "x")
     sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
     assert ended.err.splitlines()[1] == f"hint: {hint} {sends_it}"

@@ -139,6 +139,6 @@ async def test_of_exchanges_that_run_at_once_only_the_one_that_acts_as_the_next_
     for path in ("/next", "/present"):
         recorder.tell("GET", path, {})
     async with AsyncClient(recorder.url, identity=box) as client:
-        assert await asyncio.gather(client._run(acting()), client._run(exchange("/present"))) == [200, 200]
+        assert await asyncio.gather(client.run(acting()), client.run(exchange("/present"))) == [200, 200]
     signed_by = {seen.path: re.findall('keyid="([^"]+)"', seen.headers["signature-input"])[0] for seen in recorder.seen}
     assert signed_by == {"/next": str(identity.next_of(box.identity).key_id), "/present": str(box.key_id)}

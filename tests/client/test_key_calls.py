@@ -10,8 +10,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import key_calls, verbs
+from angelia.client import key_calls
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Credential, Exchange, Response
+from angelia.client.key_verbs import KeyVerbs
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.keys.model import Reason, RotationPolicy, bundle_document, link_document
@@ -42,7 +43,7 @@ REVOKED = {
     "revoked_at": "2026-11-15T12:00:00Z",
     "compromised_since": None,
 }
-keys = unrun(verbs.KeyVerbs)
+keys = unrun(KeyVerbs)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import one_time_document
 from angelia.mailbox import identity, own_keys, private_files
-from angelia.mailbox.identity import KEY
+from angelia.mailbox.agent_names import KEY
 from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind

@@ -13,8 +13,8 @@ import pytest
 
 from angelia.client import BadAnswer, mail_calls
 from angelia.client.exchange import Credential, Exchange, Request, Response
+from angelia.client.mail_verbs import MailVerbs
 from angelia.client.transport import Line, Send
-from angelia.client.verbs import MailVerbs
 from angelia.envelope import json_form
 from angelia.envelope.ids import KeyType
 from angelia.envelope.media_type import MEDIA_TYPE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from angelia.client import Client, Unreachable
+from angelia.client import Client, Unreachable, transport
 from angelia.client.exchange import Exchange, Request, Response
 from angelia.client.transport import PAUSE_AFTER_STALE, Failed, Line, Outcome, Pause, Send
 from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailable
@@ -199,3 +200,28 @@ def test_a_key_file_that_cannot_be_read_is_a_fault_that_an_exchange_may_recover_
     with pytest.raises(StopIteration) as done:
         next(line.run(exchange()))
     assert done.value.value == "recovered"
+
+
+def trusted(url: str) -> list[object]:
+    """The certificate authorities that a connection to a URL trusts; httpx's own choice is [True]."""
+    context = transport.connecting(url)["verify"]
+    return context.get_ca_certs() if isinstance(context, ssl.SSLContext) else [context]
+
+
+@pytest.mark.parametrize("proxy", [None, "http_proxy", "https_proxy", "all_proxy"])
+def test_only_a_connection_that_has_no_tls_gets_a_context_without_authorities(
+    proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    if proxy is not None:
+        monkeypatch.setenv(proxy, "https://proxy.example")
+    assert trusted("http://127.0.0.1:8080") == trusted("http://[::1]:8080") == trusted("http://localhost") == []
+    assert trusted("https://localhost:8080") == trusted("https://angelia.example") == [True]
+    assert trusted("http://angelia.example") == ([] if proxy is None else [True])
+
+
+def test_a_context_without_authorities_believes_no_certificate() -> None:
+    context = transport.connecting("http://localhost")["verify"]
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

@@ -6,13 +6,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from angelia.channels import api as channels
-from angelia.client import AsyncClient, BadAnswer, Client, key_calls, verbs
+from angelia.client import AsyncClient, BadAnswer, Client, channel_verbs, key_calls, key_verbs, mail_verbs, verbs
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
 from angelia.client.operation_requests import ask
@@ -245,9 +246,16 @@ def test_a_name_can_never_leave_its_place_in_the_path(evil: str) -> None:
 
 def declared() -> Iterator[tuple[type[Namespace[Any]], str, Verb[..., Any]]]:
     """Every verb of every namespace."""
-    for kind in vars(verbs).values():
-        if isinstance(kind, type) and issubclass(kind, Namespace):
+    for module in (verbs, key_verbs, mail_verbs, channel_verbs):
+        for kind in (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Namespace)):
             yield from ((kind, name, verb) for name, verb in vars(kind).items() if isinstance(verb, Verb))
+
+
+def namespaces(client: Client | AsyncClient) -> list[object]:
+    lazy = [
+        name for name in dir(client) if isinstance(inspect.getattr_static(type(client), name, None), cached_property)
+    ]
+    return [getattr(client, name) for name in lazy]
 
 
 async def test_both_clients_have_every_verb_with_its_own_signature_and_words() -> None:
@@ -256,7 +264,7 @@ async def test_both_clients_have_every_verb_with_its_own_signature_and_words() -
         async with AsyncClient("http://h") as awaited:
             for client in (blocking, awaited):
                 for kind, name, verb in declared():
-                    [namespace] = [one for one in vars(client).values() if isinstance(one, kind)]
+                    [namespace] = [one for one in namespaces(client) if isinstance(one, kind)]
                     method = getattr(namespace, name)
                     assert method.__doc__
                     assert method.__doc__ == verb._exchange.__doc__

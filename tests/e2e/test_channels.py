@@ -242,7 +242,7 @@ def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_h
     alice, bob = people("alice"), people("bob")
     roster = first_roster(alice.mailbox, "news", ChannelPolicy.OPEN, [])
     wanted = api.NewChannel(channel_name="news", policy=ChannelPolicy.OPEN, roster=roster_document(roster))
-    made = alice.client._run(ask(api.CREATE, body=wanted))  # and the process ended here
+    made = alice.client.run(ask(api.CREATE, body=wanted))  # and the process ended here
     with pytest.raises(AlreadyExists) as refused:
         alice.creates(ChannelPolicy.OPEN)
     assert "angelia channel show news" in refused.value.hint

@@ -71,12 +71,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(text, "utf-8")
     (copy / "notes/__init__.py").touch()
     lines = dict(_INTO.findall(PAGE))
-    assert set(lines) == {"app.py", "client/verbs.py", "client/clients.py", "cli/main.py"}
+    assert set(lines) == {"app.py", "client/verbs.py", "client/client_namespaces.py", "cli/main.py"}
     slice_import = "from angelia.notes.slice import NotesSlice"
     add(copy / "app.py", lines["app.py"], after=r"        self\.runs = .*\n", imports=slice_import)
     add(copy / "client/verbs.py", f"\n\n{lines['client/verbs.py']}", imports="from angelia.notes import api as notes")
-    verbs_import = "from angelia.client.verbs import NoteVerbs"
-    add(copy / "client/clients.py", lines["client/clients.py"], after=r"        self\.runs: .*\n", imports=verbs_import)
+    namespace = lines["client/client_namespaces.py"]
+    add(copy / "client/client_namespaces.py", f"\n{namespace}", after=r"        return RunVerbs\(.*\n")
     add(copy / "cli/main.py", lines["cli/main.py"], after=r'        Entry\("talk", "channel".*\n')
     return source
 

@@ -140,7 +140,7 @@ def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(peopl
     channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     for one in (bait.name, channel):
         bob.subscribes(one)
-    mallory.client._run(own_key_renewal.emergency_rotate_keys(mallory.mailbox, why="stolen"))
+    mallory.client.run(own_key_renewal.emergency_rotate_keys(mallory.mailbox, why="stolen"))
     bob.mailbox.pinned_keys.drop_bundle(mallory.name)  # an hour later
     known, _ = mallory.client.keys.find(mallory.mailbox, bob.name)
     body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
@@ -434,7 +434,7 @@ def test_a_right_that_was_given_while_another_process_replaced_the_pair_is_not_l
     def late(roster: Roster, at: datetime) -> bool:
         if not calls:
             calls.append(roster)
-            alice.client._run(own_key_renewal.rotate_keys(alice.mailbox, signer=True))
+            alice.client.run(own_key_renewal.rotate_keys(alice.mailbox, signer=True))
         return pin_own(roster, at)
 
     with monkeypatch.context() as held_up:

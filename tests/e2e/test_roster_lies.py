@@ -115,7 +115,7 @@ def test_a_stale_epoch_moves_no_message_into_another_channel(people: People, lia
 def test_who_has_joined_a_channel_believes_no_other_owner_of_it(people: People, liar: Liar, sql: Sql) -> None:
     """Its own has signed no roster yet; another agent has signed one for the same id."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    made = alice.client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))
+    made = alice.client.run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))
     bob.subscribes(made.name)
     through(liar, bob)
     smuggle(sql, made.channel_id, mallory)
@@ -407,7 +407,7 @@ def test_a_deleted_channel_is_not_asked_for_with_every_message(people: People, l
     alice, bob = people("alice"), people("bob")
     alice.client.channels.delete(alice.mailbox, alice.creates(ChannelPolicy.ALLOWLIST))
     gone = alice.client.channels.create(alice.mailbox, "old", ChannelPolicy.ALLOWLIST)
-    alice.client._run(ask(channels.DELETE, gone.channel_id))  # from another mailbox of hers
+    alice.client.run(ask(channels.DELETE, gone.channel_id))  # from another mailbox of hers
     alice.client.keys.rotate(alice.mailbox, signer=True)
     through(liar, alice)
     for _ in range(2):

@@ -392,7 +392,7 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
 
 def test_a_channel_of_the_time_before_rosters_waits_for_its_owners_signature(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    made = alice.client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name, carol.name))
+    made = alice.client.run(without_roster(ChannelPolicy.ALLOWLIST, bob.name, carol.name))
     bob.subscribes(made.name)
     with pytest.raises(MissingRoster) as refused:
         alice.client.channels.publish(alice.mailbox, made.name, b"x")

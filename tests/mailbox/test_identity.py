@@ -15,7 +15,7 @@ import pytest
 
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import AlreadyExists, AngeliaError, DiskFull, InvalidArgument, NotFound
-from angelia.mailbox import identity, keyfile, private_files
+from angelia.mailbox import agent_names, identity, keyfile, private_files
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import UnsafeFile
@@ -220,12 +220,12 @@ def test_a_registration_is_remembered(home: Path) -> None:
 
 
 def test_the_agents_of_a_home_are_listed_in_order(home: Path) -> None:
-    assert identity.names(home) == []
+    assert agent_names.names(home) == []
     for name in ("carol", "alice", "bob"):
         identity.create(home, name)
     (home / "half-made").mkdir()
     (home / "notes.txt").touch()
-    assert identity.names(home) == ["alice", "bob", "carol"]
+    assert agent_names.names(home) == ["alice", "bob", "carol"]
 
 
 def test_an_unknown_agent_is_named_with_the_way_to_make_it(home: Path) -> None:

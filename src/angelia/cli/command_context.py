@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from angelia.cli import lean_httpx
 from angelia.cli.errors import Usage
 from angelia.cli.flags import SharedFlags
 from angelia.cli.output import Output
@@ -53,10 +54,11 @@ class CommandContext:
     @cached_property
     def url(self) -> str:
         """The server: --url, --context, the setting, a server running here, the default port."""
-        from angelia.client.opening import server_url
-
         if self.shared.url and self.shared.context:
             raise Usage("--url and --context both name a server", hint="say one of them")
+        lean_httpx.load()
+        from angelia.client.opening import server_url
+
         try:
             return server_url(self.settings.data_dir, self._named_url)
         except InvalidArgument as error:
@@ -98,10 +100,10 @@ class CommandContext:
 
     def _local_names(self) -> list[str]:
         """The agents of this machine; none if they cannot be read, since another error may be on its way."""
-        from angelia.mailbox import identity
+        from angelia.mailbox import agent_names
 
         try:
-            return identity.names(self.settings.home)
+            return agent_names.names(self.settings.home)
         except (AngeliaError, OSError):
             return []
 
@@ -136,11 +138,11 @@ class CommandContext:
     @cached_property
     def identity_name(self) -> str:
         """The name of the agent that signs, without opening its key."""
-        from angelia.mailbox import identity
+        from angelia.mailbox import agent_names, identity
 
         home = self.settings.home
         wanted = self.shared.identity or (self._context and self._context.identity) or self.settings.identity
-        name, names = identity.local_name(home, wanted or None), identity.names(home)
+        name, names = identity.local_name(home, wanted or None), agent_names.names(home)
         if name is not None:
             return name
         if wanted:
@@ -239,6 +241,7 @@ class CommandContext:
             return None
 
     def _client(self, signer: Signer | None, token: str | None) -> Client:
+        lean_httpx.load()
         from angelia.client import Client
 
         observer = self._tell if self.shared.verbose else None
@@ -264,6 +267,7 @@ class CommandContext:
 
 def _same_place(url: str, running: str) -> bool:
     """Whether a URL leads to the running server; this machine has several names for itself."""
+    lean_httpx.load()
     import httpx
 
     from angelia.client.transport import is_loopback

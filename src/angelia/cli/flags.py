@@ -109,10 +109,10 @@ def address(text: str) -> str:
 def local_agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The agents of this machine, for shell completion; none when they cannot be read."""
     from angelia import settings
-    from angelia.mailbox import identity
+    from angelia.mailbox import agent_names
 
     try:
-        names = identity.names(settings.load().settings.home)
+        names = agent_names.names(settings.load().settings.home)
     except (AngeliaError, OSError):
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -27,16 +27,16 @@ _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> SentMail:
     """Sends a message. If the server could not accept it, the error's hint says that it waits in the outbox."""
-    from angelia.client.mail_sending import WAITING
+    from angelia.client import mail_sending
 
     try:
-        return client.mail.send(mailbox, recipient, content, **options)
+        return client.run(mail_sending.send(mailbox, recipient, content, **options))
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
         raise
     except AngeliaError as error:
-        if WAITING in error.members:
+        if mail_sending.WAITING in error.members:
             error.hint = _way_on(error)
         raise
 
@@ -55,25 +55,27 @@ def retry(session: CommandContext, mailbox: Mailbox) -> int:
 
 def deliver_due(session: CommandContext, client: Client, mailbox: Mailbox) -> None:
     """Sends what is due in the outbox; a failure is only noted."""
-    from angelia.client.mail_sending import WAITING
+    from angelia.client import mail_sending
 
-    done = client.mail.deliver_outbox(mailbox)
+    done = client.run(mail_sending.deliver_outbox(mailbox))
     if done.sent:
         session.out.note(f"sent {counted(len(done.sent), 'message')} that waited in the outbox")
     for one in done.unsent:
-        where = session.out.detail if WAITING in one.error.members else session.out.note
+        where = session.out.detail if mail_sending.WAITING in one.error.members else session.out.note
         where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
 
 
 def receive(session: CommandContext, mailbox: Mailbox, wait: float) -> int:
     """Fetches mail and prints it; waits up to `wait` seconds for some. Returns the exit code of messages that will
     never be opened."""
+    from angelia.client import mail_receiving
+
     client = session.as_agent(mailbox)
     deadline = time.monotonic() + wait
     codes = set[int]()
     while True:
         left = max(0.0, deadline - time.monotonic())
-        received = client.mail.receive(mailbox, wait=min(ROUND, left), most=session.shared.limit or MOST)
+        received = client.run(mail_receiving.receive(mailbox, wait=min(ROUND, left), most=session.shared.limit or MOST))
         came = received.messages or received.recovered
         _show(session, received)
         codes |= _refusals(received)

@@ -1,79 +1,99 @@
 """The SDK: an agent of this machine, and everything that the HTTP API can do, as one agent or with one token.
 
-What is named here can be imported from `angelia` as well, and so can every error."""
+What is named here can be imported from `angelia` as well, and so can every error. A name's module is imported when the
+name is first used, so that a command or a script loads no more than it needs."""
 
-from angelia.channels.model import ChannelPolicy
-from angelia.client.agent import Agent, AsyncAgent
-from angelia.client.agent_verbs import CheckedReceipt
-from angelia.client.api_errors import ApiError, NotAngelia, Unreachable
-from angelia.client.channel_publishing import PublishResult
-from angelia.client.channel_reading import OpenedPage, Unopened
-from angelia.client.channel_rosters import MissingRoster
-from angelia.client.clients import AsyncClient, Client
-from angelia.client.delivery_status import Untrue
-from angelia.client.exchange import BadAnswer
-from angelia.client.mail_receiving import NotOpened, Received
-from angelia.client.mail_sending import AlreadyWithdrawn, SentMail
-from angelia.client.peer_keys import NoOneTimeKey, Renamed
-from angelia.envelope.bundles import UntrustedBundle
-from angelia.envelope.crypto_support import UnsupportedCryptography
-from angelia.envelope.rosters import UntrustedRoster
-from angelia.envelope.wire import Compression, Priority
-from angelia.mail.model import DeliveryStatus, Side
-from angelia.mailbox.allowlist import AllowedSender
-from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
-from angelia.mailbox.database import BrokenDatabase, NewerDatabase
-from angelia.mailbox.envelope_files import ChangedFile
-from angelia.mailbox.inbox import Message, Opened
-from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
-from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox_message import OutboxMessage
-from angelia.mailbox.private_files import CannotWrite, UnsafeFile
-from angelia.mailbox.retry_rules import SealStands
+from __future__ import annotations
 
-__all__ = [
-    "Agent",
-    "AllowedSender",
-    "AlreadyWithdrawn",
-    "ApiError",
-    "AsyncAgent",
-    "AsyncClient",
-    "BadAnswer",
-    "BrokenDatabase",
-    "BrokenKeyFile",
-    "CannotWrite",
-    "ChangedFile",
-    "ChannelMessage",
-    "ChannelPolicy",
-    "CheckedReceipt",
-    "Client",
-    "Compression",
-    "DeliveryStatus",
-    "EpochLeapt",
-    "EpochWentBack",
-    "Mailbox",
-    "Message",
-    "MissingRoster",
-    "NewerDatabase",
-    "NoOneTimeKey",
-    "NotAngelia",
-    "NotOpened",
-    "Opened",
-    "OpenedPage",
-    "OutboxMessage",
-    "Priority",
-    "PublishResult",
-    "Received",
-    "Renamed",
-    "SealStands",
-    "SentMail",
-    "Side",
-    "Unopened",
-    "Unreachable",
-    "UnsafeFile",
-    "UnsupportedCryptography",
-    "Untrue",
-    "UntrustedBundle",
-    "UntrustedRoster",
-    "WrongPassphrase",
-]
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from angelia.channels.model import ChannelPolicy as ChannelPolicy
+    from angelia.client.agent import Agent as Agent
+    from angelia.client.agent import AsyncAgent as AsyncAgent
+    from angelia.client.agent_verbs import CheckedReceipt as CheckedReceipt
+    from angelia.client.api_errors import ApiError as ApiError
+    from angelia.client.api_errors import NotAngelia as NotAngelia
+    from angelia.client.api_errors import Unreachable as Unreachable
+    from angelia.client.async_client import AsyncClient as AsyncClient
+    from angelia.client.blocking_client import Client as Client
+    from angelia.client.channel_publishing import PublishResult as PublishResult
+    from angelia.client.channel_reading import OpenedPage as OpenedPage
+    from angelia.client.channel_reading import Unopened as Unopened
+    from angelia.client.channel_rosters import MissingRoster as MissingRoster
+    from angelia.client.delivery_status import Untrue as Untrue
+    from angelia.client.exchange import BadAnswer as BadAnswer
+    from angelia.client.mail_receiving import NotOpened as NotOpened
+    from angelia.client.mail_receiving import Received as Received
+    from angelia.client.mail_sending import AlreadyWithdrawn as AlreadyWithdrawn
+    from angelia.client.mail_sending import SentMail as SentMail
+    from angelia.client.peer_keys import NoOneTimeKey as NoOneTimeKey
+    from angelia.client.peer_keys import Renamed as Renamed
+    from angelia.envelope.bundles import UntrustedBundle as UntrustedBundle
+    from angelia.envelope.crypto_support import UnsupportedCryptography as UnsupportedCryptography
+    from angelia.envelope.rosters import UntrustedRoster as UntrustedRoster
+    from angelia.envelope.wire import Compression as Compression
+    from angelia.envelope.wire import Priority as Priority
+    from angelia.mail.model import DeliveryStatus as DeliveryStatus
+    from angelia.mail.model import Side as Side
+    from angelia.mailbox.allowlist import AllowedSender as AllowedSender
+    from angelia.mailbox.channels import ChannelMessage as ChannelMessage
+    from angelia.mailbox.channels import EpochLeapt as EpochLeapt
+    from angelia.mailbox.channels import EpochWentBack as EpochWentBack
+    from angelia.mailbox.database import BrokenDatabase as BrokenDatabase
+    from angelia.mailbox.database import NewerDatabase as NewerDatabase
+    from angelia.mailbox.envelope_files import ChangedFile as ChangedFile
+    from angelia.mailbox.inbox import Message as Message
+    from angelia.mailbox.inbox import Opened as Opened
+    from angelia.mailbox.keyfile import BrokenKeyFile as BrokenKeyFile
+    from angelia.mailbox.keyfile import WrongPassphrase as WrongPassphrase
+    from angelia.mailbox.mailbox import Mailbox as Mailbox
+    from angelia.mailbox.outbox_message import OutboxMessage as OutboxMessage
+    from angelia.mailbox.private_files import CannotWrite as CannotWrite
+    from angelia.mailbox.private_files import UnsafeFile as UnsafeFile
+    from angelia.mailbox.retry_rules import SealStands as SealStands
+else:
+    # The same list for the interpreter; a test compares the two.
+    _NAMES = {
+        "angelia.channels.model": "ChannelPolicy",
+        "angelia.client.agent": "Agent AsyncAgent",
+        "angelia.client.agent_verbs": "CheckedReceipt",
+        "angelia.client.api_errors": "ApiError NotAngelia Unreachable",
+        "angelia.client.channel_publishing": "PublishResult",
+        "angelia.client.channel_reading": "OpenedPage Unopened",
+        "angelia.client.channel_rosters": "MissingRoster",
+        "angelia.client.async_client": "AsyncClient",
+        "angelia.client.blocking_client": "Client",
+        "angelia.client.delivery_status": "Untrue",
+        "angelia.client.exchange": "BadAnswer",
+        "angelia.client.mail_receiving": "NotOpened Received",
+        "angelia.client.mail_sending": "AlreadyWithdrawn SentMail",
+        "angelia.client.peer_keys": "NoOneTimeKey Renamed",
+        "angelia.envelope.bundles": "UntrustedBundle",
+        "angelia.envelope.crypto_support": "UnsupportedCryptography",
+        "angelia.envelope.rosters": "UntrustedRoster",
+        "angelia.envelope.wire": "Compression Priority",
+        "angelia.mail.model": "DeliveryStatus Side",
+        "angelia.mailbox.allowlist": "AllowedSender",
+        "angelia.mailbox.channels": "ChannelMessage EpochLeapt EpochWentBack",
+        "angelia.mailbox.database": "BrokenDatabase NewerDatabase",
+        "angelia.mailbox.envelope_files": "ChangedFile",
+        "angelia.mailbox.inbox": "Message Opened",
+        "angelia.mailbox.keyfile": "BrokenKeyFile WrongPassphrase",
+        "angelia.mailbox.mailbox": "Mailbox",
+        "angelia.mailbox.outbox_message": "OutboxMessage",
+        "angelia.mailbox.private_files": "CannotWrite UnsafeFile",
+        "angelia.mailbox.retry_rules": "SealStands",
+    }
+    _HOME_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+    __all__ = sorted(_HOME_OF)
+
+    def __getattr__(name):
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+        return found
+
+    def __dir__():
+        return [*globals(), *_HOME_OF]

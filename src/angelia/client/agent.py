@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, Self
 
 from angelia.client.agent_verbs import AgentChannels, AgentKeys, AgentMail
-from angelia.client.clients import AsyncClient, Client
+from angelia.client.async_client import AsyncClient
+from angelia.client.blocking_client import Client
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
 from angelia.client.opening import Passphrase, open_mailbox
 from angelia.mailbox.mailbox import Mailbox
@@ -49,7 +50,7 @@ class Agent(_Namespaces[Blocking]):
     `client` is the longer form, with everything else that the server can do, and `mailbox` its own side."""
 
     def __init__(self, client: Client, url: str, mailbox: Mailbox) -> None:
-        super().__init__(client._run, url, mailbox)
+        super().__init__(client.run, url, mailbox)
         self.client = client
 
     @classmethod
@@ -90,7 +91,7 @@ class AsyncAgent(_Namespaces[Awaited]):
     Files, SQLite and signatures are worked on in a thread of its own, never on the event loop."""
 
     def __init__(self, client: AsyncClient, url: str, mailbox: Mailbox) -> None:
-        super().__init__(client._run, url, mailbox)
+        super().__init__(client.run, url, mailbox)
         self.client = client
 
     @classmethod

@@ -3,13 +3,14 @@ believe no roster of a revoked pair, and the owner may be away when they need it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from angelia.client import clock, own_key_renewal
-from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
+from angelia.errors import AngeliaError
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
@@ -29,7 +30,7 @@ def with_rosters(
     @functools.wraps(verb)
     def exchange(mailbox: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         done = yield from verb(mailbox, *args, **kwargs)
-        if (yield from resign_rosters(mailbox)) and warning is not None:
+        if (yield from _resign_rosters(mailbox)) and warning is not None:
             mailbox.notices.tell(NoticeKind.WARNING, warning)
         return done
 
@@ -47,4 +48,15 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     there is a notice, and it is done later."""
     yield from own_key_renewal.tend_keys(mailbox)
     if not mailbox.own_keys.is_backing_off(clock.now()):
-        yield from resign_rosters(mailbox)
+        yield from _resign_rosters(mailbox)
+
+
+def _resign_rosters(mailbox: Mailbox) -> Exchange[int]:
+    """Does what `resign_rosters` does, and loads it only if there is something to sign: most agents own no channel, and
+    this follows every message."""
+    with contextlib.suppress(AngeliaError, OSError):  # what reads the rosters next handles it
+        if not mailbox.has_rosters_of_former_pairs():
+            return 0
+    from angelia.client.channel_rosters import resign_rosters
+
+    return (yield from resign_rosters(mailbox))

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,7 +18,6 @@ from angelia.client.exchange import BadAnswer, Exchange, Response
 from angelia.client.operation_requests import answer_of, ask, credential_for, request_for
 from angelia.envelope import json_form
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.receipts import Receipt, receipt_document
 from angelia.envelope.refusals import Refused
 from angelia.envelope.wire import Envelope, decode
 from angelia.mail import api
@@ -33,6 +32,9 @@ from angelia.mail.api import (
     SendOutcome,
 )
 from angelia.mail.model import MOST_AT_ONCE, Accepted, ReceiptRecord
+
+if TYPE_CHECKING:
+    from angelia.envelope.receipts import Receipt
 
 T = TypeVar("T")
 _record_head = struct.Struct(api.RECORD_HEAD)
@@ -130,6 +132,8 @@ def nack(nacks: Sequence[NackItem]) -> Exchange[list[NackOutcome]]:
 
 def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptRecord]:
     """Gives the server a signed receipt for a message that was received, such as that it was read."""
+    from angelia.envelope.receipts import receipt_document
+
     return ask(api.HAND_IN_RECEIPT, body=msgspec.json.encode(receipt_document(signed)))
 
 

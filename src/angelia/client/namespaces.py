@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import time
@@ -159,6 +158,8 @@ def _each(run: Run, batches: Batches[T]) -> Generator[T, None, None]:
 
 
 async def _each_awaited(run: Run, batches: Batches[T]) -> AsyncGenerator[T, None]:
+    import asyncio
+
     while (some := await run(batches.next())) is not None:
         for one in some:
             batches.give(one)
@@ -167,6 +168,8 @@ async def _each_awaited(run: Run, batches: Batches[T]) -> AsyncGenerator[T, None
 
 
 def _leave(batches: Batches[Any]) -> None:
+    import asyncio  # not at the top: the blocking client does without it, and it costs more than a request
+
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread

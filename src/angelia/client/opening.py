@@ -8,6 +8,7 @@ from pathlib import Path
 from angelia.client import clock
 from angelia.client.transport import origin
 from angelia.errors import InvalidArgument, NotFound, Unauthenticated
+from angelia.mailbox import agent_names
 from angelia.mailbox import identity as identities
 from angelia.mailbox.keyfile import PassphrasePrompt, WrongPassphrase
 from angelia.mailbox.mailbox import Mailbox
@@ -48,7 +49,7 @@ def _local_name(home: Path, wanted: str | None) -> str:
     found = identities.local_name(home, wanted)
     if found is not None:
         return found
-    names = identities.names(home)
+    names = agent_names.names(home)
     listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES:,} more" if names[_MOST_NAMES:] else "")
     if wanted is None and names:
         raise InvalidArgument(

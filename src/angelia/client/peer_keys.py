@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, Unpack
 from uuid import UUID
 
 import msgspec
@@ -29,12 +29,13 @@ from angelia.keys.model import (
     parse_one_time_key,
 )
 from angelia.mailbox.drafts import SendOptions
-from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
-from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile
+
+if TYPE_CHECKING:
+    from angelia.mailbox.inbox import Opened
 
 T = TypeVar("T")
 
@@ -160,6 +161,8 @@ def open_envelope(
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
     stolen and revoked since. If the server is away, or does not know the agent, the envelope is opened all the same."""
+    from angelia.mailbox.receiving import decoded
+
     envelope = decoded(content)
     yield from meet_sender(mailbox, envelope)
     return (yield from following_signer(mailbox, lambda: mailbox.receive(envelope, now=clock.now(), profile=profile)))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
+from urllib.request import getproxies
 from uuid import UUID
 
 import httpx
@@ -135,6 +137,16 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def connecting(url: str) -> dict[str, Any]:
+    """Returns the arguments of httpx's clients for a server: no proxy to this machine, and TLS where there may be some.
+
+    By default a client loads all certificate authorities, which takes longer than a request. A connection without TLS
+    gets a context that trusts none of them."""
+    here = is_loopback(url)
+    plain = httpx.URL(url).scheme == "http" and (here or not getproxies())  # a proxy may be reached by TLS
+    return {"trust_env": not here, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True}
 
 
 @dataclass(frozen=True, slots=True)

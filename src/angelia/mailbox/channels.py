@@ -36,7 +36,6 @@ from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
 
-_PRUNED_TO = "channels_pruned_to"
 KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in CHANNEL_KEY_LENGTHS]
 
 
@@ -266,7 +265,7 @@ class MailboxChannels:
         if not accepts_suite(self._database, header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
         check_window(header, DeliveryProfile.RELAY, now)
-        pruned_to = self._database.meta(_PRUNED_TO)
+        pruned_to = self._database.meta(replay.CHANNELS_PRUNED_TO)
         if pruned_to is not None and stamp(moment(header.expires_at)) <= pruned_to:
             raise Expired("this mailbox no longer remembers where the message stood, so it does not open it")
         pair = self._signer(header)
@@ -286,11 +285,6 @@ class MailboxChannels:
     def _destroy_at(self, now: datetime) -> datetime:
         """When a retired key is destroyed: other publishers' messages live as long as any server allows."""
         return now + timedelta(seconds=TTL_CEILING) + SKEW
-
-
-def prune(database: MailboxDatabase, now: datetime) -> None:
-    """Forgets the offsets of expired messages."""
-    replay.prune_expired(database, _PRUNED_TO, "prune_channel_opened", now - SKEW)
 
 
 def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.times import SKEW
-from angelia.mailbox import channels, replay
+from angelia.mailbox import replay
 from angelia.mailbox.database import MailboxDatabase, unstamp
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.notices import NoticeKind, Notices
@@ -48,7 +48,7 @@ class Cleanup:
         """Prunes replay state, channel offsets, spent one-time keys and handled control messages that are too old."""
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
-            channels.prune(self._database, now)
+            replay.prune_channel_offsets(self._database, now)
             self._database.write("prune_spent", now - SKEW)  # too old to be handed out again
             self._prune_controls(now)
         for directory in self._files:

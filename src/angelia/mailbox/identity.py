@@ -22,10 +22,11 @@ from angelia.envelope.ids import KeyType, key_id, valid_handle
 from angelia.envelope.signing import SigningPair
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.mailbox import keyfile, private_files
+from angelia.mailbox.agent_names import KEY, names
 from angelia.mailbox.bundle_signing import next_pair
 from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, SEED_LENGTHS, BrokenKeyFile, PassphrasePrompt, Unlocked
 
-KEY, PUBLIC = "key", "agent.json"
+PUBLIC = "agent.json"
 
 
 class PublicIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,13 +149,6 @@ def present_seeds(home: Path, identity: Identity) -> keyfile.Seeds:
 def next_of(identity: Identity) -> Identity:
     """Returns the identity as it will be when its rotation is finished."""
     return dataclasses.replace(identity, pair=next_pair(identity.unlocked.seeds))
-
-
-def names(home: Path) -> list[str]:
-    """Returns the names of the agents of this home, in alphabetical order."""
-    if not home.is_dir():
-        return []
-    return sorted(path.parent.name for path in home.glob(f"*/{KEY}") if valid_handle(path.parent.name))
 
 
 def local_name(home: Path, handle: str | None) -> str | None:

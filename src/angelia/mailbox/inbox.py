@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
@@ -13,16 +12,14 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
 from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
-from angelia.errors import AmbiguousId, InvalidArgument, NotFound, RateLimited
-from angelia.mailbox.database import MailboxDatabase, MailboxTx, T
+from angelia.errors import NotFound, RateLimited
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.message_lookup import PAGE, by_prefix
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.receipt_log import ReceiptLog
 
-PAGE = 50
-SHORTEST_PREFIX = 8
-_PREFIX = re.compile(r"\A[0-9a-f]{8,64}\Z")
 _NEWEST: tuple[object, ...] = ("~", "~", "~")  # after every time and every replay key
 _OLDEST: tuple[object, ...] = ("", "")
 # How many control messages of one sender may wait to be handled, and how many of all are returned at a time.
@@ -291,19 +288,3 @@ class Inbox:
         if found is None:
             raise NotFound(f"the message {replay_key[:12]} was deleted meanwhile")
         return self._local.decrypt("inbox", replay_key, *found)
-
-
-def by_prefix(database: MailboxDatabase, kind: type[T], statement: str, prefix: str) -> T:
-    """Returns the message whose replay key begins with a prefix of 8 or more characters."""
-    if _PREFIX.match(prefix) is None:
-        raise InvalidArgument(
-            f"{prefix[:70]!r} is not the beginning of a message's id",
-            hint=f"{SHORTEST_PREFIX} to 64 characters 0-9 a-f",
-        )
-    found = database.records(kind, statement, prefix, prefix + "~")
-    if not found:
-        box = statement.partition("_")[0]
-        raise NotFound(f"there is no message {prefix} in the {box}", hint=f"`angelia mail {box}` lists them")
-    if len(found) > 1:
-        raise AmbiguousId(f"more than one message begins with {prefix}", hint="say more of it")
-    return found[0]

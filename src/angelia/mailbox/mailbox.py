@@ -6,43 +6,45 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError, NotFound
-from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
-from angelia.mailbox.allowlist import Allowlist
-from angelia.mailbox.calyx_import import MigrationResult
-from angelia.mailbox.channels import MailboxChannels
+from angelia.mailbox import private_files
 from angelia.mailbox.cleanup import Cleanup
 from angelia.mailbox.database import FILE, MailboxDatabase
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
-from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
-from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.key_rotation import KeyRotation
-from angelia.mailbox.key_share_retries import KeyShareRetries
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
-from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
-from angelia.mailbox.receiving import Receiver
-from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
 from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
-from angelia.mailbox.rosters import PinnedRosters
 from angelia.mailbox.time_window import DeliveryProfile
 from angelia.mailbox.withdrawal import Withdrawals
+
+if TYPE_CHECKING:
+    from angelia.envelope.receipts import Receipt, ReceiptStatus
+    from angelia.mailbox.allowlist import Allowlist
+    from angelia.mailbox.calyx_import import MigrationResult
+    from angelia.mailbox.channels import MailboxChannels
+    from angelia.mailbox.held_mail import HeldMail
+    from angelia.mailbox.inbox import Inbox, Opened
+    from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
+    from angelia.mailbox.receiving import Receiver
+    from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
+    from angelia.mailbox.rosters import PinnedRosters
 
 DIRECTORY = "mail"
 
@@ -57,46 +59,28 @@ class FoundMessage:
 
 
 class Mailbox:
-    """One agent's mailbox. Threads may share it, and processes may open it at the same time."""
+    """One agent's mailbox. Threads may share it, and processes may open it at the same time.
+
+    What sending does without is loaded when it is first used: a command that sends one message is over sooner."""
 
     def __init__(self, home: Path, identity: Identity, now: datetime, *, ttl_max: int = TTL_MAX) -> None:
         self.directory = home / identity.name / DIRECTORY
         private_files.make_below(self.directory)
         self.database = MailboxDatabase(self.directory)
         self._files = [EnvelopeFiles(self.directory / name) for name in ("inbox", "outbox", "dead")]
-        inbox_files, outbox_files, dead_files = self._files
-        local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
-        self._local = local
-        keyring = Keyring(self.database, local, identity.unlocked.seeds)
-        self._log = ReceiptLog(self.directory)
+        self._inbox_files, outbox_files, self._dead_files = self._files
+        self._local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
+        self._keyring = Keyring(self.database, self._local, identity.unlocked.seeds)
+        self._ttl_max = ttl_max
         self.notices = Notices()
-        self._cleanup = Cleanup(self.database, self._files, inbox_files, self.notices)
-        self.own_keys = OwnKeys(home, identity, self.database, keyring, local)
-        self.key_rotation = KeyRotation(self.own_keys, self.database, keyring, ttl_max)
+        self._cleanup = Cleanup(self.database, self._files, self._inbox_files, self.notices)
+        self.own_keys = OwnKeys(home, identity, self.database, self._keyring, self._local)
+        self.key_rotation = KeyRotation(self.own_keys, self.database, self._keyring, ttl_max)
         self.pinned_keys = PinnedKeys(self.database, self.notices)
-        self.allowlist = Allowlist(self.database, self.pinned_keys)
-        self.held_mail = HeldMail(self.database)
-        self.repeated_envelopes = RepeatedEnvelopes(self.database)
-        self.inbox = Inbox(self.database, local, inbox_files, dead_files, self._log, self.own_keys)
         self.outbox = Outbox(
-            self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
+            self.database, self._local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
         )
         self.withdrawals = Withdrawals(self.database, self.outbox)
-        self.channels = MailboxChannels(
-            self.database, local, self.own_keys, self.pinned_keys, ttl_max, KeyShareRetries(self.database)
-        )
-        self.rosters = PinnedRosters(self.database, self.own_keys, self.pinned_keys)
-        self._receiver = Receiver(
-            database=self.database,
-            own_keys=self.own_keys,
-            keyring=keyring,
-            pinned_keys=self.pinned_keys,
-            allowlist=self.allowlist,
-            channels=self.channels,
-            inbox=self.inbox,
-            inbox_files=inbox_files,
-            dead_files=dead_files,
-        )
         self.key_rotation.resume(now)
         self._cleanup.start(now)
 
@@ -110,6 +94,66 @@ class Mailbox:
         self.database.close()
         for files in self._files:
             files.close()
+
+    @cached_property
+    def allowlist(self) -> Allowlist:
+        from angelia.mailbox.allowlist import Allowlist
+
+        return Allowlist(self.database, self.pinned_keys)
+
+    @cached_property
+    def held_mail(self) -> HeldMail:
+        from angelia.mailbox.held_mail import HeldMail
+
+        return HeldMail(self.database)
+
+    @cached_property
+    def repeated_envelopes(self) -> RepeatedEnvelopes:
+        from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
+
+        return RepeatedEnvelopes(self.database)
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        from angelia.mailbox.inbox import Inbox
+
+        return Inbox(self.database, self._local, self._inbox_files, self._dead_files, self._log, self.own_keys)
+
+    @cached_property
+    def channels(self) -> MailboxChannels:
+        from angelia.mailbox.channels import MailboxChannels
+        from angelia.mailbox.key_share_retries import KeyShareRetries
+
+        retries = KeyShareRetries(self.database)
+        return MailboxChannels(self.database, self._local, self.own_keys, self.pinned_keys, self._ttl_max, retries)
+
+    @cached_property
+    def rosters(self) -> PinnedRosters:
+        from angelia.mailbox.rosters import PinnedRosters
+
+        return PinnedRosters(self.database, self.own_keys, self.pinned_keys)
+
+    @cached_property
+    def _log(self) -> ReceiptLog:
+        from angelia.mailbox.receipt_log import ReceiptLog
+
+        return ReceiptLog(self.directory)
+
+    @cached_property
+    def _receiver(self) -> Receiver:
+        from angelia.mailbox.receiving import Receiver
+
+        return Receiver(
+            database=self.database,
+            own_keys=self.own_keys,
+            keyring=self._keyring,
+            pinned_keys=self.pinned_keys,
+            allowlist=self.allowlist,
+            channels=self.channels,
+            inbox=self.inbox,
+            inbox_files=self._inbox_files,
+            dead_files=self._dead_files,
+        )
 
     @property
     def key(self) -> Ed25519PrivateKey:
@@ -149,12 +193,16 @@ class Mailbox:
 
     def refuse(self, envelope: Envelope, reason: str, now: datetime) -> Receipt:
         """Signs and logs a receipt `failed` for an envelope that could not be opened."""
+        from angelia.envelope.receipts import ReceiptStatus
+
         receipt = self.sign(envelope, ReceiptStatus.FAILED, now, reason)
         self._log.append([receipt], now)
         return receipt
 
     def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
         """Returns a signed receipt without logging it: the log has one of an envelope that came again."""
+        from angelia.envelope.receipts import Receipt, sign_receipt
+
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(
@@ -189,12 +237,14 @@ class Mailbox:
         for box in (self.inbox, self.outbox):  # a message to the agent itself is in both
             with contextlib.suppress(NotFound):
                 box.delete(replay_key)
-        dead = self._files[-1]
-        dead.remove([replay_key])
-        dead.sync()
+        self._dead_files.remove([replay_key])
+        self._dead_files.sync()
 
     def receipts(self) -> LoggedReceipts:
         """Returns the receipts that this agent signed; those with bad signatures are among the problems."""
+        from angelia.envelope.receipts import Receipt, check_receipt
+        from angelia.mailbox.receipt_log import LoggedReceipts
+
         logged, pairs = self._log.read(), self.own_keys.signing_pairs()
         problems, sound = list(logged.problems), list[Receipt]()
         for receipt in logged.receipts:
@@ -209,6 +259,8 @@ class Mailbox:
 
     def check_receipt(self, receipt: Receipt) -> None:
         """Raises unless the recipient of a sent message signed the receipt."""
+        from angelia.envelope.receipts import check_receipt
+
         signer = self.pinned_keys.signer(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
         check_receipt(receipt, signer)
 
@@ -225,10 +277,17 @@ class Mailbox:
         ]
         return [*misplaced, *missing, *unreadable]
 
+    def has_rosters_of_former_pairs(self) -> bool:
+        """Whether rosters of the agent's own channels wait to be signed by its present pair."""
+        own = self.identity
+        return bool(self.database.rows("rosters_of_former_pairs", own.handle, own.pair.public.signer_id))
+
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
         """Prunes replay state that is not needed any more."""
         return self._cleanup.prune(now, retention_hours, force=force)
 
     def migrate(self, runtime: Path, now: datetime) -> MigrationResult:
         """Imports the replay state of a Calyx mailbox."""
+        from angelia.mailbox import calyx_import
+
         return calyx_import.migrate(self.database, runtime, now)

@@ -22,8 +22,8 @@ from angelia.mailbox.cleanup import KEPT_AFTER_END, Cleanup
 from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.envelope_files import EnvelopeFiles
-from angelia.mailbox.inbox import PAGE, by_prefix
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.message_lookup import PAGE, by_prefix
 from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, read_row
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import Pin, PinnedKeys

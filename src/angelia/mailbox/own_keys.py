@@ -23,8 +23,9 @@ from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.model import MOST_ONE_TIME, ONE_TIME_LIFE, ONE_TIME_USE, LinkDocument, link_document, parse_link
 from angelia.mailbox import bundle_signing
 from angelia.mailbox import identity as identities
+from angelia.mailbox.agent_names import KEY
 from angelia.mailbox.database import MailboxDatabase, MailboxTx, unstamp
-from angelia.mailbox.identity import KEY, Identity, KeyFile
+from angelia.mailbox.identity import Identity, KeyFile
 from angelia.mailbox.keyfile import LOCAL, NEXT, SEED_LENGTHS, Seeds
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey

@@ -14,6 +14,7 @@ LEGACY_DENIED = timedelta(hours=24)
 RETENTION_HOURS = 24
 _CHUNK = 5_000
 _LAST_PRUNE, _PRUNED_TO = "last_prune", "pruned_to"
+CHANNELS_PRUNED_TO = "channels_pruned_to"
 # Two processes that read the same clock a moment apart have not stepped it back.
 _JITTER = timedelta(seconds=1)
 
@@ -94,6 +95,11 @@ def prune(
         tx.write("prune_legacy", now - LEGACY_DENIED)
         tx.write("write_meta", _LAST_PRUNE, now)
     return PruneResult(rows)
+
+
+def prune_channel_offsets(database: MailboxDatabase, now: datetime) -> None:
+    """Forgets the offsets of expired messages of channels."""
+    prune_expired(database, CHANNELS_PRUNED_TO, "prune_channel_opened", now - SKEW)
 
 
 def prune_expired(database: MailboxDatabase, mark: str, statement: str, *before: datetime) -> int:

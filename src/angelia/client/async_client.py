@@ -1,0 +1,89 @@
+"""The client whose verbs are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
+
+import httpx
+
+from angelia.client.client_namespaces import ClientNamespaces, next_step
+from angelia.client.exchange import Exchange
+from angelia.client.namespaces import Awaited
+from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signer, Step, connecting, described, origin
+
+if TYPE_CHECKING:
+    from angelia.client.mail_verbs import AsyncMail
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class AsyncClient(ClientNamespaces[Awaited]):
+    """Speaks to one server as one agent, with one token, or anonymously.
+
+    Files, SQLite and signatures are worked on in a thread of the client's own, never on the event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        identity: Signer | None = None,
+        token: str | None = None,
+        timeout: float = 30.0,
+        observer: Observer | None = None,
+    ) -> None:
+        self._line = Line(origin(url), identity, token, timeout, observer)
+        self._http = httpx.AsyncClient(**connecting(url))
+        # One thread: what an exchange does between two requests is not interleaved with another's.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="angelia-client")
+        super().__init__(self.run)
+
+    @cached_property
+    def mail(self) -> AsyncMail:
+        from angelia.client.mail_verbs import AsyncMail
+
+        return AsyncMail(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections, after the work in hand."""
+        await self._http.aclose()
+        await asyncio.to_thread(self._worker.shutdown)
+
+    async def run(self, exchange: Exchange[T]) -> T:
+        """Takes an exchange to its end and returns its answer; the verbs of the namespaces do this with theirs."""
+        # A context of its own: which pair signs is a matter of one exchange, and others share the thread meanwhile.
+        steps, outcome, context = self._line.run(exchange), None, contextvars.copy_context()
+        while True:
+            step = await self._aside(context.run, next_step, steps, outcome)
+            if isinstance(step, StopIteration):
+                answer: T = step.value
+                return answer
+            outcome = await self._take(step)
+
+    async def _aside(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
+        """Runs work on the client's own thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
+
+    async def _take(self, step: Step) -> Outcome:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        body = Body(step)
+        try:
+            async with self._http.stream(**step.arguments) as answer:
+                async for chunk in answer.aiter_bytes():
+                    if (problem := body.take(chunk)) is not None:
+                        return problem
+                return body.response(answer)
+        except httpx.RequestError as error:
+            return described(error, timeout=step.allowed)
