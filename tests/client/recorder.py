@@ -12,6 +12,9 @@ from typing import Any
 
 import uvicorn
 
+from angelia.envelope import media_type, wire
+from angelia.envelope.wire import Envelope
+
 _NOT_TOLD = b'{"error":"not told","code":"not_found","request_id":"r"}'
 
 
@@ -29,6 +32,10 @@ class Seen:
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+    def envelopes(self) -> list[Envelope]:
+        """The envelopes of a batch."""
+        return [wire.decode(one) for one in media_type.split_batch(self.body)]
 
 
 @dataclass

@@ -736,8 +736,8 @@ def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
         recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
         with Client(recorder.url, identity=short) as client:
             assert client.channels.share_key(short, CHANNEL).sent == ["bob"]
-    (sent,) = recorder.asked("POST", "/v1/messages/batch")[0].json()["messages"]
-    assert sent["ttl_seconds"] == 3600
+    (sent,) = recorder.asked("POST", "/v1/messages/batch")[0].envelopes()
+    assert sent.header.ttl_seconds == 3600
 
 
 def test_nobody_but_the_owner_makes_the_key_of_an_open_channel(
@@ -772,11 +772,12 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
     assert set(shared.failed) == {"unknown", names[7]}
     noted = [one.json()["subscribers"] for one in recorder.asked("POST", f"{PATH}/keys")]
     assert [sorted(some) for some in noted] == [names[:7], sorted(["alice", *names[8:]])]
-    batches = [one.json()["messages"] for one in recorder.asked("POST", "/v1/messages/batch")]
+    batches = [one.envelopes() for one in recorder.asked("POST", "/v1/messages/batch")]
     assert [len(some) for some in batches] == [7, 5]
     for some in batches:
-        assert len({one["signature_ml_dsa"] for one in some}) == 1
-        assert {(one["control"], one["channel_id"], one["suite"]) for one in some} == {(True, str(CHANNEL), 2)}
+        assert len({one.signatures.ml_dsa for one in some}) == 1
+        headers = [one.header for one in some]
+        assert {(one.control, one.channel_id, int(one.suite)) for one in headers} == {(True, CHANNEL, 2)}
 
 
 def test_pages_of_subscribers_that_never_end_are_no_answer(

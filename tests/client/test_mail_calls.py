@@ -15,7 +15,7 @@ from angelia.client import BadAnswer, mail_calls
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.mail_verbs import MailVerbs
 from angelia.client.transport import Line, Send
-from angelia.envelope import json_form
+from angelia.envelope import media_type
 from angelia.envelope.ids import KeyType
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
@@ -125,12 +125,12 @@ def test_an_envelope_goes_out_as_its_own_bytes() -> None:
     assert step.headers["content-type"] == MEDIA_TYPE
 
 
-def test_several_go_out_as_json_and_each_has_its_outcome(envelope: Envelope) -> None:
+def test_several_go_out_as_their_own_bytes_and_each_has_its_outcome(envelope: Envelope) -> None:
     problem = {"code": "queue_full", "title": "the queue of bob is full", "hint": "later", "retry_after": 60}
     answer = {"results": [{"message": ACCEPTED, "new": True}, {"problem": problem}]}
     request, outcomes = held(mail_calls.send_envelopes([envelope, envelope]), answer)
-    sent = json.loads(request.body)["messages"]
-    assert [json_form.decode(json.dumps(one).encode()).wire for one in sent] == [envelope.wire] * 2
+    assert request.content_type == MEDIA_TYPE
+    assert list(media_type.split_batch(request.body)) == [envelope.wire] * 2
     assert outcomes[0].new
     assert outcomes[1].problem.retry_after == 60
     with pytest.raises(BadAnswer, match="asked about 1 and told of 2"):

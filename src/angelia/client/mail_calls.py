@@ -16,7 +16,7 @@ import msgspec
 from angelia.api import Operation
 from angelia.client.exchange import BadAnswer, Exchange, Response
 from angelia.client.operation_requests import answer_of, ask, credential_for, request_for
-from angelia.envelope import json_form
+from angelia.envelope import media_type
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import Refused
 from angelia.envelope.wire import Envelope, decode
@@ -85,9 +85,8 @@ def send_envelope(wire: bytes) -> Exchange[Accepted]:
 
 
 def send_envelopes(envelopes: Sequence[Envelope]) -> Exchange[list[SendOutcome]]:
-    """Sends up to a hundred, 16 MiB of JSON in all; returns one outcome each, in their order."""
-    body = api.BatchBody([msgspec.Raw(json_form.encode(one)) for one in envelopes])
-    return _results(api.SEND_BATCH, body, envelopes)
+    """Sends up to a hundred, 16 MiB in all; returns one outcome each, in their order."""
+    return _results(api.SEND_BATCH, media_type.write_batch(envelopes), envelopes, content_type=MEDIA_TYPE)
 
 
 def poll(
@@ -165,9 +164,11 @@ def _cut(answer: Response) -> BadAnswer:
     return BadAnswer(f"the answer to {answer.method} {answer.path} ends in the middle of a message")
 
 
-def _results(operation: Operation[Any], body: msgspec.Struct, asked: Sequence[object]) -> Exchange[list[Any]]:
+def _results(
+    operation: Operation[Any], body: msgspec.Struct | bytes, asked: Sequence[object], **how: Any
+) -> Exchange[list[Any]]:
     """Returns the results of an operation on several items; there must be one for each."""
-    answer = yield request_for(operation, body=body)
+    answer = yield request_for(operation, body=body, **how)
     results: list[Any] = answer_of(operation, answer).results
     if len(results) != len(asked):
         raise BadAnswer(f"{answer.method} {answer.path} was asked about {len(asked)} and told of {len(results)}")

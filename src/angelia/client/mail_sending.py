@@ -13,7 +13,7 @@ from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.operation_requests import ask
 from angelia.client.peer_keys import OneTime
-from angelia.envelope import json_form
+from angelia.envelope import media_type
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import (
@@ -327,7 +327,7 @@ def _batches(envelopes: Sequence[Envelope]) -> Iterator[list[Envelope]]:
     """Batches of as many as the server takes, by number and by size."""
     batch, size = list[Envelope](), 0
     for one in envelopes:
-        length = len(json_form.encode(one))
+        length = len(one.wire) + media_type.LENGTH_BYTES
         if batch and (len(batch) == MOST_AT_ONCE or size + length > _BATCH_BYTES):
             yield batch
             batch, size = [], 0

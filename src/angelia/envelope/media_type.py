@@ -11,6 +11,7 @@ from angelia.envelope.wire import Envelope
 
 MEDIA_TYPE = "application/vnd.angelia.envelope"
 _length = struct.Struct(">I")
+LENGTH_BYTES = _length.size
 
 
 def read(content_type: str, body: bytes, ttl_max: int) -> Envelope:
@@ -27,7 +28,7 @@ def split_batch(body: bytes) -> Iterator[bytes]:
     """Returns the wire forms of a batch, which are still to be decoded."""
     at, view = 0, memoryview(body)
     while at < len(body):
-        start = at + _length.size
+        start = at + LENGTH_BYTES
         end = start + _length.unpack_from(body, at)[0] if start <= len(body) else start
         if end > len(body):
             raise Malformed("the batch ends within an envelope", hint="before each envelope stands its length, 4 bytes")
