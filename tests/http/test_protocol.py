@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -248,3 +249,28 @@ async def test_a_whole_answer_to_a_peer_that_has_gone_is_dropped() -> None:
         writer.close()
         await asyncio.wait_for(gone.wait(), 5)
     assert (ended, Noting.writes) == (["quietly"], [])
+
+
+# Connections that are kept.
+
+
+async def test_an_idle_connection_is_closed_and_one_that_was_used_is_looked_at_again(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(2):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        await reader.readexactly(1)
+    (kept,) = [one for one in gc.get_objects() if isinstance(one, BoundedProtocol) and not one.transport.is_closing()]
+    timer, now = kept._idle_timer, kept.loop.time()
+    assert timer is not None, "one timer, whatever the number of requests"
+    kept._idle_since = now - 1
+    kept._check_idle()  # as the timer does, in the middle of a later pause
+    assert kept._idle_timer is not None
+    assert kept._idle_timer.when() == pytest.approx(now - 1 + kept.timeout_keep_alive, abs=0.1)
+    kept._idle_since = None
+    kept._check_idle()  # during a request
+    assert (kept._idle_timer, kept.transport.is_closing()) == (None, False)
+    kept._idle_since = now - kept.timeout_keep_alive
+    kept._check_idle()
+    assert await asyncio.wait_for(reader.read(-1), 5) == b""
+    writer.close()

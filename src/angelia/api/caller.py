@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import IntEnum
 from uuid import UUID
 
+import msgspec
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -46,8 +48,7 @@ class Role(IntEnum):
 ROLES = {role.label: role for role in Role if role is not Role.NONE}
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """A caller that the guard admitted; the only source from which slices know the caller."""
 
     address: Address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -18,8 +18,7 @@ T = TypeVar("T")
 Prove = Callable[[bytes], Awaitable[bool]]
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """An admitted request: its caller, its time and its content."""
 
     caller: Caller
@@ -78,13 +77,12 @@ class Call:
             raise InvalidArgument("invalid JSON body") from error
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """What a handler returns: a record for JSON, bytes with their media type, or a stream."""
 
     status: int = 200
     body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}  # a new one for each answer
     content_type: str = JSON
     stream: AsyncIterator[bytes] | None = None
 

@@ -59,12 +59,14 @@ class Edge:
         request = Request(scope, receive, self._clients, self._early_head)
         match = self._table.match(request.path)
         route = match[0].get(request.method)
+        request.surface = route.surface if route else Surface.of(request.path)
         try:
             try:
                 answer = await self._answer(request, route, match)
                 # Inside the try, so that an answer that cannot be encoded counts as an error of its handler.
                 answer.body = answers.encoded(answer, request.surface)
-                answer_head.check(answer.headers)
+                if answer.headers:
+                    answer_head.check(answer.headers)
             except AngeliaError as error:
                 answer = self._error(request, error)
             except Exception:
@@ -97,7 +99,8 @@ class Edge:
         unverified = UnverifiedRequest(
             operation, request.path, request.query, request.headers, request.client, request.surface, now
         )
-        caller, body, headers = await self._guard.identify(unverified, functools.partial(request.body, route.limit))
+        read_body = functools.partial(request.body, route.limit) if request.has_body else _no_body
+        caller, body, headers = await self._guard.identify(unverified, read_body)
         request.answer_headers |= headers
         request.caller = caller
 
@@ -182,6 +185,11 @@ class Edge:
             code=failure.code if failure else None,
             cause=repr(failure.__cause__) if failure and status >= 500 else None,
         )
+
+
+async def _no_body() -> bytes:
+    """By HTTP/1.1 a request has no body if no header declares one: it needs neither a read nor a timer."""
+    return b""
 
 
 async def _send_whole(scope: Scope, send: Send, request: Request, answer: Answer) -> None:

@@ -27,6 +27,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _idle_since: float | None = None
     _in_head = False
     _head_bytes = 0
     _refusal = HTTPStatus.BAD_REQUEST
@@ -38,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop(self._head_timer)
         self._stop(self._write_timer)
+        self._stop(self._idle_timer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,6 +72,33 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         # Its task has not begun yet, so it finds this. The value is a function, which uvicorn's types do not foresee.
         self.scope["extensions"] = {WHOLE_ANSWER: partial(_send_whole, self.cycle)}  # type: ignore[dict-item]
+
+    def on_response_complete(self) -> None:
+        """Begins the next pipelined request, or waits for one. uvicorn makes and cancels a timer for each request; this
+        one looks, when it is due, for how long the connection has been idle."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since is None:
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._idle_timer = self.loop.call_later(left, self._check_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no valid request, in the form of the other errors."""

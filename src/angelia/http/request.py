@@ -60,6 +60,7 @@ class Request:
     )
 
     def __init__(self, scope: Scope, receive: Receive, clients: Clients, head: SharedHead) -> None:
+        """The surface is that of its route, or of its path; the edge sets it."""
         self.id = os.urandom(16).hex()
         self.method: str = scope["method"]
         # As sent, with its percent-encoding: this is what was signed. `Call.path` decodes parameters, once.
@@ -67,7 +68,7 @@ class Request:
         self.query: str = scope["query_string"].decode("latin-1")
         self.headers = _combined(scope["headers"])
         self.has_body = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self.surface = Surface.of(self.path)
+        self.surface = Surface.ROOT
         peer = scope.get("client")
         self.client = clients.of(peer[0] if peer else "", self.headers.get("x-forwarded-for"))
         self.head = head  # what its answer shares with others
@@ -98,8 +99,6 @@ class Request:
 
     async def body(self, limit: int) -> bytes:
         """Reads the body, and counts its bytes: a body without a declared length is limited too."""
-        if not self.has_body:  # by HTTP/1.1 a request without these headers has none
-            return b""
         chunks, size = [], 0
         try:
             async with asyncio.timeout(READ_SECONDS):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Histogram
 
 from angelia import metrics
-from angelia.api import PARAMETER, Handler, Operation, Route
+from angelia.api import PARAMETER, Handler, Operation, Route, Surface
 
 
 class RouteMetrics:
@@ -30,13 +30,14 @@ class RouteMetrics:
 
 
 class ServedRoute:
-    """A route, its largest body and its counters."""
+    """A route with its surface, its largest body and its counters."""
 
-    __slots__ = ("handler", "limit", "metrics", "operation")
+    __slots__ = ("handler", "limit", "metrics", "operation", "surface")
 
     def __init__(self, route: Route) -> None:
         self.operation: Operation[object] = route.operation
         self.handler: Handler = route.handler
+        self.surface = Surface.of(route.operation.path)
         self.limit = route.operation.limit
         # The path is the route's template, with its parameters as AICQ writes them.
         self.metrics = RouteMetrics(route.operation.method, PARAMETER.sub(r":\1", route.operation.path))
