@@ -16,13 +16,16 @@ from angelia.pipeline.spark_errors import telling
 
 def main(*conf: str) -> None:
     given = dict(pair.split("=", 1) for pair in conf)
+    rows = given.pop("rows", None)
     try:
         where = Where(master=given.pop("master", None), remote=given.pop("remote", None), conf=given)
-        with session(where, "test") as spark:
-            rows = spark.range(1000).selectExpr("sum(id) AS total").collect()[0]["total"]
+        with session(where, "test", None if rows is None else int(rows)) as spark:
+            total = spark.range(1000).selectExpr("sum(id) AS total").collect()[0]["total"]
             kept = {key: spark.conf.get(key) for key in given}
             fault = _fault(spark)
-            print(json.dumps({"total": rows, "conf": kept, "java": os.environ["JAVA_HOME"], "fault": fault}))
+            options = spark.conf.get("spark.driver.extraJavaOptions")
+            told = {"total": total, "conf": kept, "java": os.environ["JAVA_HOME"], "options": options, "fault": fault}
+            print(json.dumps(told))
     except AngeliaError as error:
         print(json.dumps({"code": error.code, "error": error.message, "hint": error.hint}))
 

@@ -95,9 +95,11 @@ async def run(url: str, statement: str) -> None:
         await connection.close()
 
 
+@pytest.mark.parametrize("few", [0, 1_000_000], ids=["Spark writes the agents", "the driver writes the agents"])
 async def test_every_count_is_what_plain_python_counts_and_percentiles_are_within_their_bound(
-    work: Callable[..., JobContext], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
+    monkeypatch.setattr("angelia.pipeline.jobs.analytics._FEW_RECEIPTS", few)
     await fill(database_url, OLD, 400)
     await fill(database_url, YOUNG, 300)
     await fill(database_url, YOUNG, 9, status="failed")

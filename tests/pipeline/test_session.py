@@ -15,7 +15,7 @@ import pytest
 import angelia
 from angelia.errors import InvalidArgument, Unavailable
 from angelia.pipeline import session as pipeline_session
-from angelia.pipeline.session import Where, _check_answers_at, session
+from angelia.pipeline.session import SMALL_ROWS, Where, _check_answers_at, java_settings, session
 from s3_servers import free_port
 
 QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -73,11 +73,26 @@ def test_on_a_machine_without_java_and_with_variables_of_another_spark_a_job_run
         PYSPARK_PYTHON="/opt/other/python",
     )
     assert told["total"] == 499_500
+    assert "TieredStopAtLevel" in told["options"]  # as --conf says
     assert told["conf"]["spark.sql.shuffle.partitions"] == "3"
     assert told["java"].startswith(str(tmp_path / "cache"))  # ours, by way of the script that makes Spark start on it
     assert "it is broken" in told["fault"]
     assert "ERROR" not in said  # what failed is told by us, without Java's stack
     assert len(said.splitlines()) < 5, said
+
+
+def test_the_java_of_a_small_run_is_set_to_start_quickly_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
+    for directory, conf in (("ours", ()), ("given", ("spark.driver.extraJavaOptions=-Dangelia=given",))):
+        (tmp_path / directory).mkdir()
+        told, _ = start(tmp_path / directory, "rows=1000", *conf)
+        assert told["total"] == 499_500
+        assert ("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" in told["options"]) is (not conf)
+        assert ("-Dangelia=given" in told["options"]) is bool(conf)
+
+
+@pytest.mark.parametrize(("rows", "small"), [(0, True), (SMALL_ROWS, True), (SMALL_ROWS + 1, False), (None, False)])
+def test_a_large_run_and_one_of_unknown_size_leave_java_as_it_is(rows: int | None, small: bool) -> None:
+    assert bool(java_settings(rows)) is small
 
 
 def test_a_start_that_fails_is_one_sentence_and_no_log(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def query(session: CommandContext, text: str, flags: PipelineFlags) -> None:
     statement = _statement(text)
     from pyspark.errors import AnalysisException, ParseException
 
+    from angelia.pipeline.lake import listing
+    from angelia.pipeline.lake.tables import TABLES
     from angelia.pipeline.session import session as spark_session
 
     where = flags.spark(session)
@@ -81,21 +83,22 @@ def query(session: CommandContext, text: str, flags: PipelineFlags) -> None:
         stack.enter_context(pipeline_environment.private())
         progress = stack.enter_context(JobProgressDisplay(session.out, "sql"))
         progress.stage(f"starting Spark, {where}")
-        spark = stack.enter_context(spark_session(where, "sql"))
+        rows = sum(listing.row_count(objects, table) for table in TABLES.values())
+        spark = stack.enter_context(spark_session(where, "sql", rows))
         progress.started(spark)
         names = _register(spark, objects)
         try:
-            rows = spark.sql(statement).limit(limit + 1).toArrow().to_pylist()
+            found = spark.sql(statement).limit(limit + 1).toArrow().to_pylist()
         except (AnalysisException, ParseException) as error:
             raise _not_understood(error, names) from error
     shown = [
         {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
-        for row in rows[:limit]
+        for row in found[:limit]
     ]
     if not shown:
         session.out.note("no rows")
     session.out.rows(shown, [_column(name) for name in (shown[0] if shown else ())])
-    if len(rows) > limit:
+    if len(found) > limit:
         session.out.note(f"{limit:,} shown, and there are more; -n {limit * 10} shows more")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 import threading
@@ -73,6 +74,7 @@ def stream_audit(session: CommandContext, flags: PipelineFlags) -> int:
     def until_stopped(work: JobContext) -> JobReport:
         from angelia.pipeline.jobs.stream_audit import stream_audit
 
+        work.rows = math.inf  # it goes on without an end
         work.spark.version  # noqa: B018 - Spark takes Ctrl-C for itself when it starts
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, asked_to_stop)

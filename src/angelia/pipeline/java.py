@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import platformdirs
-
 from angelia.errors import StartFailed
+from angelia.pipeline import shims
 
 OLDEST = 17
 # Spark asks for this module on its command line, to speed up linear algebra, which we do not use. A Java without it
@@ -95,26 +91,6 @@ def _modules(java: Path) -> str:
 
 
 def _shim(java: Path, version: int) -> Path:
-    """Makes a Java home whose `java` drops the arguments that the real one does not know: in the user's cache, or in a
-    new directory for this process if the cache cannot be written."""
+    """Makes a Java home whose `java` drops the arguments that the real one does not know."""
     left_out = [f"--add-modules={_VECTOR}", *([_GONE] if version >= _GONE_SINCE else [])]
-    text = _SHIM.format(left_out="|".join(left_out), java=shlex.quote(str(java)))
-    home = Path(platformdirs.user_cache_dir("angelia")) / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    try:
-        _write(home / "bin" / "java", text)
-    except OSError:
-        home = Path(tempfile.mkdtemp(prefix="angelia-java-"))
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
-        _write(home / "bin" / "java", text)
-    return home
-
-
-def _write(target: Path, text: str) -> None:
-    """Writes a file atomically, unless it exists."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = target.with_name(f"java.{os.getpid()}")
-    made.write_text(text, "utf-8")
-    made.chmod(0o700)
-    made.rename(target)
+    return shims.script("java", _SHIM.format(left_out="|".join(left_out), java=shlex.quote(str(java)))).parents[1]

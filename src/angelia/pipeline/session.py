@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import angelia
 from angelia.errors import InvalidArgument, StartFailed, Unavailable
+from angelia.pipeline import shims
 from angelia.pipeline.java import find_java
 from angelia.pipeline.secret_options import forget_key, make_key
 from angelia.pipeline.spark_errors import telling
@@ -29,6 +30,11 @@ _PACKAGE = Path(angelia.__file__).parent
 # Settings of every session: times are read and written in UTC.
 _ALWAYS = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.maxRecordsPerBatch": "20000"}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Up to so many rows, a job is over before Java's optimising compiler has paid for itself: a month of 1,000 agents
+# (136,000 receipts) takes 12 CPU-seconds less without it and with one collector thread, 2.7 million receipts take 8
+# less. By these figures the two meet at 8 million.
+SMALL_ROWS = 2_000_000
+_SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _PYTHON = "spark.pyspark.python"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
 _ANSWER_SECONDS, _READY_SECONDS = 5, 30
@@ -76,10 +82,11 @@ class Where:
 
 
 @contextmanager
-def session(where: Where, name: str) -> Iterator[SparkSession]:
-    """A session for one run; it ends with the run."""
+def session(where: Where, name: str, rows: float | None = None) -> Iterator[SparkSession]:
+    """A session for one run; it ends with the run. `rows` is how many rows it is about, at most, if that is known: the
+    Java of a small run is set to start quickly, where it is ours to start."""
     _hush()
-    spark = _connected(where) if where.remote else _started(where, name)
+    spark = _connected(where) if where.remote else _started(where, name, rows)
     # Executors may fetch these files as long as the session lasts.
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -124,7 +131,7 @@ def _connected(where: Where) -> SparkSession:
     return spark
 
 
-def _started(where: Where, name: str) -> SparkSession:
+def _started(where: Where, name: str, rows: float | None) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -134,14 +141,15 @@ def _started(where: Where, name: str) -> SparkSession:
     for variable in _FOREIGN + _FOREIGN_GATEWAY:
         os.environ.pop(variable, None)
     # Read when the Java process starts; a Python of another environment would lack our packages.
-    os.environ["PYSPARK_PYTHON"] = where.conf.get(_PYTHON, sys.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    own_python = str(shims.python()) if where.embedded else sys.executable
+    os.environ["PYSPARK_PYTHON"] = where.conf.get(_PYTHON, own_python)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = own_python  # by which Java looks for data sources
     os.environ["JAVA_HOME"] = str(find_java(where.java_home).home)
     conf = dict(_ALWAYS)
     if where.embedded:
         os.environ.pop("SPARK_CONF_DIR", None)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        conf |= _EMBEDDED
+        conf |= _EMBEDDED | java_settings(rows)
     conf |= where.conf
     logging = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
     conf[_JAVA_OPTIONS] = f"{conf.get(_JAVA_OPTIONS, '')} {logging}".strip()
@@ -152,6 +160,12 @@ def _started(where: Where, name: str) -> SparkSession:
         return builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise StartFailed(f"Spark does not start at {where}: {telling(error)}", hint=_LOOK) from error
+
+
+def java_settings(rows: float | None) -> dict[str, str]:
+    """The settings of Java for a run of so many rows; a large one, or one of unknown size, leaves them as they are. The
+    same setting by --conf takes the place of ours."""
+    return {_JAVA_OPTIONS: _SMALL_JAVA} if rows is not None and rows <= SMALL_ROWS else {}
 
 
 def _check_answers_at(url: str, port: int) -> None:

@@ -1,6 +1,6 @@
 """Counts the receipts of some days with Spark: few columns, numbers as keys, and results that fit into the driver.
 
-The counts of agents may not fit, so Spark writes those itself.
+The counts of agents may not fit, so Spark writes those itself where there are many.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ def nothing() -> ReceiptCounts:
 
 
 def agents(frame: DataFrame) -> DataFrame:
-    """What each agent sent and received a day: one aggregation over both sides, one file a day."""
+    """What each agent sent and received a day: one aggregation over both sides."""
     one, size = f.lit(1).cast("long"), f.col("wire_bytes").cast("long")
     outcomes = {name: (f.col("status") == name).cast("long") for name in _OUTCOMES[:3]}
     sent = _side(frame, "sender_nhi", {"sent": one, "sent_bytes": size, **outcomes})
     received = _side(frame, "recipient_nhi", {"received": one, "received_bytes": size})
     sums = [f.sum(name).alias(name) for name in AGENTS.file_schema.names[1:]]
     counted = sent.unionAll(received).groupBy(DAY, "agent").agg(*sums)
-    return counted.repartition(DAY).select(*AGENTS.schema.names)
+    return counted.select(*AGENTS.schema.names)
 
 
 def _side(frame: DataFrame, agent: str, counted: Mapping[str, Column]) -> DataFrame:

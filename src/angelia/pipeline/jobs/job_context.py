@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import angelia
 from angelia.audit.model import ARCHIVE_RUN, Detail, Event
 from angelia.pipeline.database import Database
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.commit import is_simulated
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.session import Where, session
 from angelia.settings import Settings
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _READERS_ELSEWHERE = 16
+# Rows of the ledger are larger, with their indexes: a receipt has 1,252 bytes.
+_LEAST_ROW_BYTES = 250
 _PACKAGE = Path(angelia.__file__).parent
 
 
@@ -63,6 +67,7 @@ class JobContext:
     until: datetime | None = None
     dry_run: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)  # those of this job alone
+    rows: float | None = None  # how many the job is about, if it knows that before it starts Spark
     progress: JobProgress = field(default_factory=_Silent)
     began: float = field(default_factory=time.monotonic)
     step: Callable[[str, JobRun], None] = lambda _name, _run: None  # called at each step after which a crash may come
@@ -74,9 +79,21 @@ class JobContext:
     @functools.cached_property
     def spark(self) -> SparkSession:
         self.progress.stage(f"starting Spark, {self.where}")
-        spark = self.stack.enter_context(session(self.where, "pipeline"))
+        rows = self._most_rows() if self.rows is None else self.rows
+        spark = self.stack.enter_context(session(self.where, "pipeline", rows))
         self.progress.started(spark)
         return spark
+
+    def _most_rows(self) -> float | None:
+        """How many rows a job can be about, at most: those of the archive, and those of the ledger by its size."""
+        if not self.where.embedded:
+            return None
+        archived = sum(listing.row_count(self.objects, table) for table in (RECEIPTS, SESSIONS, AUDIT))
+        if self.simulated:
+            return archived
+        with Database.open(self.database_url) as database:
+            (size,) = database.rows("SELECT pg_database_size(current_database())::bigint AS bytes")
+        return archived + int(size["bytes"]) / _LEAST_ROW_BYTES
 
     @property
     def simulated(self) -> bool:

@@ -45,7 +45,8 @@ def simulate(work: JobContext) -> JobReport:
         commit.opened(work.objects, RECEIPTS.marked())
         lo, hi = midnight(days[0]), midnight(days[-1]) + timedelta(days=1)
         database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock, lo=lo, hi=hi))
-        work.progress.stage("simulating", sum(rows.values()))
+        work.rows = sum(rows.values())
+        work.progress.stage("simulating", work.rows)
         for piece in pieces(days, rows, _PIECE_ROWS):
             _write(work, run, fleet, piece)
             work.progress.advance(sum(rows[day] for day in piece))

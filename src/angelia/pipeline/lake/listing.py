@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -81,6 +82,13 @@ def _bound(listed: dict[str, Any], which: str, table: Table) -> int:
     if bound is None:
         raise Conflict(f"the log of {table.name} does not say which {table.ordered} are in {listed['path']}")
     return bound
+
+
+def row_count(objects: Objects, table: Table) -> int:
+    """How many rows a table has, by its log; 0 before its first write."""
+    found = find(objects, table)
+    listed = None if found is None else pc.sum(pa.table(found.get_add_actions())["num_records"]).as_py()
+    return listed or 0
 
 
 def size(objects: Objects, table: Table) -> TableSize:
