@@ -5,6 +5,7 @@ from angelia.api.clock import clock
 from angelia.api.operation import JSON, NOTHING, PARAMETER, Access, Operation, Per, Rule, Surface
 from angelia.api.outcomes import ItemProblem, item_problem
 from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
+from angelia.api.random_ids import random_id
 from angelia.api.route import Answer, Call, Handler, Route
 from angelia.api.sse import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, sse
 from angelia.api.tick import Tick
@@ -39,6 +40,7 @@ __all__ = [
     "cursor_after",
     "item_problem",
     "parse_cursor",
+    "random_id",
     "sse",
     "uuid_of",
 ]

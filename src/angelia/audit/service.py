@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from angelia.api import Tick, parse_cursor
+from angelia.api import Tick, parse_cursor, random_id
 from angelia.audit import store
 from angelia.audit.model import (
     GENESIS,
@@ -91,7 +90,7 @@ def event(
 ) -> Event:
     """A new event. `actor` is cut to the length of the column, since a token's subject may be longer."""
     return Event(
-        event_id=uuid.uuid4(),
+        event_id=UUID(bytes=random_id(), version=4),
         occurred_at=at,
         event_type=event_type,
         actor=actor[:MAX_HANDLE] if actor else None,

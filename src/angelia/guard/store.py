@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -11,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.api import Rule
+from angelia.api import Rule, random_id
 from angelia.guard.model import Block, RateDecision
 from angelia.stores.ledger import Tx
 from angelia.stores.sql import record_of, statements
@@ -75,7 +74,7 @@ async def spend(
     verdict, remaining, reset = await hot.run(
         _ADDRESS,
         [f"ang:block:{tag}", f"ang:rl:{tag}:{rule.name}", f"ang:viol:{tag}"],
-        [now_ms, rule.limit, rule.window_ms, int(charge), _unique(), most, VIOLATION_LIFE_MS, BLOCK_MS, *told],
+        [now_ms, rule.limit, rule.window_ms, int(charge), random_id().hex(), most, VIOLATION_LIFE_MS, BLOCK_MS, *told],
     )
     decision = RateDecision(rule, verdict == 0, remaining, reset) if verdict != 2 else None
     return AddressVerdict(decision, blocked=verdict == 2, blocked_now=verdict == 3)
@@ -85,7 +84,9 @@ async def spend_nonce(
     hot: HotTier, subject: UUID, nonce: str, signed_ms: int, life_ms: int, rule: Rule | None, now_ms: int
 ) -> AgentVerdict:
     tag = _tag(str(subject))
-    name, limit, window, member = (rule.name, rule.limit, rule.window_ms, _unique()) if rule else ("none", 0, 0, "")
+    name, limit, window, member = (
+        (rule.name, rule.limit, rule.window_ms, random_id().hex()) if rule else ("none", 0, 0, "")
+    )
     verdict, remaining, reset = await hot.run(
         _AGENT,
         [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
@@ -146,10 +147,6 @@ async def unblock(tx: Tx, subject: str) -> bool:
 async def blocks(tx: Tx, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
     rows = await tx.fetch(SQL["blocks"], now, after, limit)
     return [record_of(Block, row) for row in rows], int(await tx.fetchval(SQL["count_blocks"], now))
-
-
-def _unique() -> str:
-    return os.urandom(16).hex()
 
 
 @lru_cache(maxsize=10_000)

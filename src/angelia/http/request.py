@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope
 
-from angelia.api import JSON, Caller, Operation, Surface
+from angelia.api import JSON, Caller, Operation, Surface, random_id
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge, UnsupportedMediaType
 from angelia.guard.model import ClientAddress, Network, client_address
 from angelia.http.answer_head import SharedHead
@@ -61,13 +60,13 @@ class HttpRequest:
 
     def __init__(self, scope: Scope, receive: Receive, clients: Clients, head: SharedHead) -> None:
         """The surface is that of its route, or of its path; the edge sets it."""
-        self.id = os.urandom(16).hex()
+        self.id = random_id().hex()
         self.method: str = scope["method"]
         # As sent, with its percent-encoding: this is what was signed. `Call.path` decodes parameters, once.
         self.path: str = scope["raw_path"].decode("latin-1")
         self.query: str = scope["query_string"].decode("latin-1")
         self.headers = _combined(scope["headers"])
-        self.has_body = "content-length" in self.headers or "transfer-encoding" in self.headers
+        self.has_body = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         self.surface = Surface.ROOT
         peer = scope.get("client")
         self.client = clients.of(peer[0] if peer else "", self.headers.get("x-forwarded-for"))
@@ -90,8 +89,7 @@ class HttpRequest:
             raise InvalidArgument("Content-Length is not a number")
         if len(length) > _LONGEST_LENGTH or int(length) > limit:
             raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
-        some = length != "0" or "transfer-encoding" in self.headers
-        if self.method in ("POST", "PUT", "PATCH") and some:
+        if self.method in ("POST", "PUT", "PATCH"):
             media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             reads = operation.reads if operation else (JSON,)
             if media_type not in reads:
