@@ -48,7 +48,8 @@ def of_tree(root: psutil.Process) -> float:
 def of_command(*command: str, environ: Mapping[str, str] | None = None) -> float:
     """Runs a command. Returns the CPU seconds of all processes that it started; it must succeed.
 
-    Python may keep the bytecode of modules, as it does unless it is told not to: compiling takes longer than sending."""
+    Python may keep the bytecode of modules, as it does unless it is told not to: compiling takes longer than most
+    commands do."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     told = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("reaped.py")), *command],
