@@ -36,7 +36,7 @@ class Clients:
         return known
 
 
-class Request:
+class IncomingRequest:
     """One request on its way through the edge."""
 
     __slots__ = (
