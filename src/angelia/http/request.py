@@ -35,7 +35,7 @@ class Clients:
         return known
 
 
-class HttpRequest:
+class IncomingRequest:
     """One request on its way through the edge."""
 
     __slots__ = (

@@ -186,7 +186,7 @@ class Wake:
             await self._hot.publish(topic, self.tagged(message))
 
     def ring(self, topic: str, message: bytes = b"") -> None:
-        """Rings the waiters of this process. Whoever lets a script publish a tagged message rings here as well."""
+        """Rings the waiters of this process. A caller whose script publishes a tagged message rings here as well."""
         known = self._topics.get(topic)
         if known is not None:
             for ear in known.ears:
