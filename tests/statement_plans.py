@@ -1,4 +1,4 @@
-"""The plans of statements as the ledger's connections make them: once, for any values."""
+"""The plans of statements as the ledger makes them for the hot path: once, for any values."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import re
 
 import asyncpg
 
-from angelia.stores.ledger import SESSION
+from angelia.stores.ledger import PLANNED_ONCE
 
 _PLAN = """
 CREATE OR REPLACE FUNCTION pg_temp.plan(statement text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 BEGIN RETURN QUERY EXECUTE 'EXPLAIN (GENERIC_PLAN, COSTS OFF) ' || statement; END $$
 """
+_SCAN = re.compile(r"(Seq Scan|Index (?:Only )?Scan(?: Backward)? using|Bitmap Index Scan) ?(?:on )?(.*)")
 
 
 async def generic_plan(connection: asyncpg.Connection, statement: str) -> str:
-    for name, value in SESSION.items():
-        await connection.execute(f"SET {name} = '{value}'")
+    await connection.execute(PLANNED_ONCE)
     await connection.execute(_PLAN)
     return "\n".join(row[0] for row in await connection.fetch("SELECT pg_temp.plan($1)", statement))
 
 
-def read_whole(plan: str) -> list[str]:
-    """The steps of a plan that read a whole table, or a whole index without a limit. The version of the rules is a
-    table of one row; and an empty table has one page, which is read whole whatever the index."""
+def unbounded(plan: str) -> list[str]:
+    """The steps of a plan that read a whole table or a whole index, because they look for nothing in it. The version of
+    the rules is a table of one row."""
+    lines = [line.strip() for line in plan.splitlines()]
     return [
-        line.strip()
-        for line in plan.splitlines()
-        if "Seq Scan" in line and not re.search("policy_version|_default", line)
+        line
+        for line, following in zip(lines, [*lines[1:], ""], strict=True)
+        if _SCAN.search(line) and not following.startswith("Index Cond:") and "policy_version" not in line
     ]
 
 

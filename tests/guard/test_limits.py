@@ -17,6 +17,7 @@ from angelia.errors import SettingsError
 from angelia.guard import store
 from angelia.guard.blocks import AddressBlocks
 from angelia.guard.model import SlidingWindows, client_address, parse_networks, with_limits
+from angelia.http.request import Clients
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 from angelia.stores.wake import Wake
@@ -269,6 +270,15 @@ async def test_a_block_ends_by_itself(ledger, hot) -> None:
         ("::ffff:192.0.2.1", None, "192.0.2.1"),
     ],
 )
+def test_what_strangers_write_into_a_header_is_not_kept() -> None:
+    peer = "192.0.2.1"
+    for proxies in ((), parse_networks("trusted_proxies", ["192.0.2.1"])):
+        clients = Clients(proxies)
+        for number in range(100):
+            assert clients.of(peer, f"198.51.100.{number}" + ", x" * 100).text == peer
+        assert len(clients._known) <= 1
+
+
 def test_forwarded_addresses_are_believed_from_trusted_proxies_only(
     peer: str, forwarded: str | None, seen: str
 ) -> None:

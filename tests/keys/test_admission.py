@@ -33,11 +33,8 @@ NEUTRAL = b"\x01" + bytes(31)
 _, PARTS = blocks(Path(admission.__file__).with_name("parts.sql"))
 ENVELOPE = "SELECT $1::varchar AS recipient, $2::uuid AS key_id, $3::varchar AS sender, $4::timestamptz AS made_at"
 STANDING = f"SELECT k.* FROM ({ENVELOPE}) AS w CROSS JOIN LATERAL ({PARTS['standing']}) AS k"  # noqa: S608
-SPEND = f"""
-WITH wanted AS (
-  SELECT $1::varchar AS recipient, $2::uuid AS key_id, $3::varchar AS sender, $4::timestamptz AS at,
-    $5::timestamptz AS issued_since
-) {PARTS["spend_one_time"]}"""
+WANTED = ENVELOPE.replace("made_at", "at, $5::timestamptz AS issued_since")
+SPEND = f"WITH wanted AS ({WANTED}), spent AS ({PARTS['spend_one_time']}) SELECT * FROM spent"  # noqa: S608
 
 
 @pytest.fixture

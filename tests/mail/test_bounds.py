@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import asyncpg
 import pytest
 
 from angelia.envelope.times import unix_ms
-from angelia.errors import QueueFull
-from angelia.mail import model
+from angelia.errors import AngeliaError, QueueFull
+from angelia.mail import model, service
+from angelia.mail.model import NewEnvelope
 from http_agents import Server
 from mail_agents import Correspondent
 from mail_office import PostOffice, left
@@ -145,3 +147,31 @@ async def test_dead_letters_take_room_too_so_that_they_are_no_way_to_hold_more(
     for _ in range(3):
         await office.dead(alice, bob, now)
     assert await refused(office, alice, bob, now)
+
+
+def codes(outcomes: Sequence[object]) -> list[str]:
+    return [one.code if isinstance(one, AngeliaError) else "stored" for one in outcomes]
+
+
+async def test_what_finds_no_room_takes_none_from_others_of_its_batch(
+    office: PostOffice, six: None, alice: Correspondent, bob: Correspondent, carol: Correspondent, now: datetime
+) -> None:
+    for _ in range(3):
+        await office.sent(alice, bob, now)  # her half
+    sealed = [
+        who.seal(bob, created_at=unix_ms(now)) for who in (alice, alice, alice, alice, carol, carol, carol, carol)
+    ]
+    async with office.ledger.statement() as tx:
+        outcomes = await service._write(tx, [NewEnvelope.offered(one, now) for one in sealed])
+    assert codes(outcomes) == ["queue_full"] * 4 + ["stored"] * 3 + ["queue_full"]
+    assert {str(one).splitlines()[0] for one in outcomes[:4]} == {"half of what bob can hold is yours already"}
+    assert str(outcomes[7]).startswith("the queue of bob is full")
+
+
+async def test_a_large_message_that_finds_no_room_keeps_no_small_one_out(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "QUEUE_BYTES_MAX", 40_000)
+    made = [alice.seal(bob, body, created_at=unix_ms(now)) for body in (b"x" * 30_000, b"small")]
+    outcomes = await office.mail.send_many(await office.agent(alice), made, now)
+    assert codes(outcomes) == ["queue_full", "stored"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -18,11 +19,13 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import ReceiptStatus, receipt_document
 from angelia.envelope.times import unix_ms
-from angelia.envelope.wire import Priority
+from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import Conflict, KeyRevoked, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import delivery as delivery_module
+from angelia.mail import store
 from angelia.mail.acknowledgement import Acknowledged, Nacked
 from angelia.mail.api import AckItem, ReceiveQuery
+from angelia.mail.hot_store import arrivals
 from angelia.mail.model import DeliveryStatus
 from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
@@ -619,7 +622,7 @@ async def test_a_requeued_message_whose_script_was_lost_is_found_by_the_reconcil
     envelope, died = await office.dead(alice, bob, now)
     await office.background.reconcile(died + MINUTE)
     with monkeypatch.context() as lost:
-        lost.setattr(office.queues, "enqueue_all", fail)
+        lost.setattr(office.queues, "enqueue", fail)
         await office.requeue(bob, envelope, died + 10 * MINUTE)
     assert await office.poll(bob, died + 11 * MINUTE) == []
     await office.background.reconcile(died + 11 * MINUTE)
@@ -1080,3 +1083,49 @@ async def test_a_copy_that_is_not_what_the_ledger_has_is_not_handed_over(
     await office.hot._redis.set(copy, b"something else")
     (got,) = await office.poll(bob, now)
     assert got.wire == envelope.wire
+
+
+async def test_an_ack_never_ends_the_message_that_was_sealed_again_under_its_id(
+    office: PostOffice,
+    another: Callable[[], Any],
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere: PostOffice = await another()
+    first = await office.sent(alice, bob, now)
+    (got,) = await office.poll(bob, now)
+    settle, again = store.settle, list[Envelope]()
+
+    async def late(*args: Any) -> Any:
+        """Between the read of the ack and its commit the key is revoked, and the message sealed again under its id."""
+        if not again:
+            await elsewhere.revoke(bob, now + SECOND, now)
+            await elsewhere.background.fail_revoked(now + 2 * SECOND)
+            again.append(alice.seal(bob, created_at=unix_ms(now + 3 * SECOND), message_id=first.header.message_id))
+            assert (await elsewhere.send(alice, again[0], now + 3 * SECOND)).new
+        return await settle(*args)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(store, "settle", late)
+        assert isinstance(await office.ack(bob, got, now + 3 * SECOND), Conflict)
+    assert [one.row.replay_key.hex() for one in await office.poll(bob, now + 100 * SECOND)] == [again[0].replay_key]
+
+
+async def test_the_first_message_after_a_start_of_the_hot_tier_wakes_a_recipient_of_the_same_process(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    """Its script is not in the server's cache, and the claim of the recipient that was rung must not pass it."""
+    assert await office.poll(bob, now) == []  # the scripts of a poll are known
+    await office.hot._redis.script_flush()
+    office.hot._line.close()  # type: ignore[union-attr] # as a restart does
+    waiting = asyncio.create_task(office.poll(bob, now, wait_timeout_seconds=30))
+    async with asyncio.timeout(10):
+        while not office.wake.heard_since(arrivals("bob")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    envelope = alice.seal(bob, created_at=unix_ms(now))
+    async with asyncio.timeout(3):  # less than the five seconds of the next look
+        await office.send(alice, envelope, now)
+        (got,) = await waiting
+    assert got.row.replay_key.hex() == envelope.replay_key

@@ -22,6 +22,7 @@ from angelia.envelope.wire import MAX_ENVELOPE, Compression, Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, KeyStale, MessageExpired, Unavailable
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
+from angelia.mail import model
 from angelia.mail.service import SendResult
 from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
@@ -295,6 +296,16 @@ async def test_a_one_time_key_serves_one_message_and_the_second_keeps_its_id(
     resealed = alice.seal(bob, created_at=unix_ms(now), message_id=id_)
     assert await attempt(office, alice, resealed, now) == "new"
     assert await attempt(office, alice, first, now) == "known"
+
+
+async def test_a_one_time_key_that_the_first_message_could_not_use_serves_the_second(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "QUEUE_BYTES_MAX", 40_000)
+    key = await one_time_key(office, bob, alice, now)
+    made = [alice.seal(bob, body, key=key, created_at=unix_ms(now)) for body in (b"x" * 30_000, b"small", b"late")]
+    outcomes = await office.mail.send_many(await office.agent(alice), made, now)
+    assert [getattr(one, "code", "stored") for one in outcomes] == ["queue_full", "stored", "key_stale"]
 
 
 async def test_a_one_time_key_serves_only_whom_it_was_given(

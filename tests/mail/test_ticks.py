@@ -37,6 +37,7 @@ def crashing(office: PostOffice) -> Iterator[None]:
         raise Unavailable
 
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(office.queues, "enqueue", lost)
         patched.setattr(office.queues, "enqueue_all", lost)
         yield
 

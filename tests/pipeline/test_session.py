@@ -95,6 +95,17 @@ def test_a_large_run_and_one_of_unknown_size_leave_java_as_it_is(rows: int | Non
     assert bool(java_settings(rows)) is small
 
 
+@pytest.mark.parametrize("where", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "conf"])
+def test_a_collector_that_is_named_elsewhere_stays_the_only_one(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not start with two."""
+    conf = {"spark.driver.defaultJavaOptions": "-XX:+UseZGC"} if where == "conf" else {}
+    if not conf:
+        monkeypatch.setenv(where, "-Xmx1g -XX:+UseG1GC")
+    assert list(java_settings(1, conf).values()) == ["-XX:TieredStopAtLevel=1"]
+    monkeypatch.undo()
+    assert "-XX:+UseSerialGC" in java_settings(1)["spark.driver.extraJavaOptions"]
+
+
 def test_a_start_that_fails_is_one_sentence_and_no_log(tmp_path: Path) -> None:
     told, said = start(tmp_path, QUICK, "master=local[many]")
     assert (told["code"], told["hint"] != "") == ("start_failed", True)

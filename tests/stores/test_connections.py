@@ -20,7 +20,7 @@ PID = "SELECT pg_backend_pid()"
 
 @pytest.fixture
 async def two(stores: Any) -> AsyncIterator[Ledger]:
-    """A ledger with two connections."""
+    """A ledger with two connections beside that of the hot path."""
     ledger = await Ledger.open(stores.database_url, 2)
     yield ledger
     await ledger.close()
@@ -45,15 +45,15 @@ async def test_a_connection_is_used_again_and_the_last_one_first(two: Ledger) ->
     assert {await asked(two) for _ in range(5)} == {pids[0]}  # given back last
 
 
-async def test_a_statement_is_parsed_and_planned_once_on_a_connection(two: Ledger) -> None:
-    async with two.reading() as tx:
+async def test_a_statement_of_the_hot_path_is_parsed_and_planned_once_on_a_connection(two: Ledger) -> None:
+    async with two.lookups() as tx:
         for number in range(5):
             assert await tx.fetchval("SELECT 40 + $1::int", number) == 40 + number
         rows = await tx.fetch("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements")
         assert ("SELECT 40 + $1::int", 5, 0) in [tuple(row) for row in rows]
 
 
-async def test_whoever_finds_all_lent_waits_for_its_turn_in_order(two: Ledger) -> None:
+async def test_a_caller_that_finds_all_lent_waits_for_its_turn(two: Ledger) -> None:
     came: list[int] = []
 
     async def ask(number: int) -> None:
@@ -126,6 +126,62 @@ async def test_a_cancelled_statement_leaves_a_connection_that_works(two: Ledger,
     assert await asked(two) == pid
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_a_transaction_that_is_cancelled_at_any_moment_is_nobody_elses(
+    stores: Any, other: asyncpg.Connection, turns: int, waits: bool
+) -> None:
+    """A BEGIN that was cancelled may have begun a transaction: what the next caller writes must not end with it."""
+    ledger = await Ledger.open(stores.database_url, 1)
+    await other.execute("CREATE TABLE kept (a INT)")
+
+    async def cancelled() -> None:
+        async with ledger.transaction() as tx:
+            await tx.execute("INSERT INTO kept VALUES (0)")
+            await asyncio.sleep(60)
+
+    async def write() -> None:
+        async with ledger.reading() as tx:
+            await tx.execute("INSERT INTO kept VALUES (1)")
+
+    try:
+        for _ in range(10):
+            await ledger.ping()
+            leaving = asyncio.create_task(cancelled())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            writing = asyncio.create_task(write()) if waits else None
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            await (writing or write())
+        assert await other.fetchval("SELECT array_agg(a) FROM kept") == [1] * 10
+    finally:
+        await ledger.close()
+        await other.execute("DROP TABLE kept")
+
+
+async def test_a_connection_is_not_kept_for_ever(two: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = await asked(two)
+    monkeypatch.setattr(connections, "LIFE_SECONDS", 0.0)
+    assert await asked(two) != pid
+
+
+async def test_a_connection_to_a_server_that_became_read_only_is_not_lent_again(two: Ledger) -> None:
+    pid = await asked(two)
+    with pytest.raises(Unavailable):
+        await said_read_only(two)
+    assert await asked(two) != pid
+
+
+async def said_read_only(ledger: Ledger) -> None:
+    async with ledger.reading() as tx:
+        await tx.fetch("SELECT set_config('transaction_read_only', 'on', false), $1::int", 1)
+        await tx.fetch("SELECT set_config('default_transaction_read_only', 'on', false), $1::int", 2)
+        await tx.fetch("CREATE TABLE nowhere AS SELECT 1 AS a WHERE 1 = 0")
+
+
 async def test_a_server_that_does_not_answer_is_given_up(
     stores: Any, other: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,17 +220,22 @@ async def test_plans_are_made_anew_after_a_while(two: Ledger, monkeypatch: pytes
         await again(connection)
 
     monkeypatch.setattr(LedgerConnection, "plan_again", counted)
+
+    async def look() -> None:
+        async with two.lookups() as tx:
+            assert await tx.fetchval("SELECT $1::int", 7) == 7
+
     for _ in range(3):
-        await two.ping()
+        await look()
     assert made == []
     monkeypatch.setattr(connections, "PLANS_SECONDS", 0.0)
-    await two.ping()
+    await look()
     monkeypatch.undo()
-    await two.ping()
+    await look()
     assert len(made) == 1
 
 
-async def test_a_change_of_the_schema_costs_at_most_one_caller_of_a_connection(
+async def test_a_change_of_the_schema_costs_at_most_one_transaction_of_a_connection(
     two: Ledger, other: asyncpg.Connection
 ) -> None:
     await other.execute("CREATE TABLE shapes (a INT)")
@@ -182,10 +243,13 @@ async def test_a_change_of_the_schema_costs_at_most_one_caller_of_a_connection(
         async with two.reading() as tx:
             assert await tx.fetch("SELECT * FROM shapes WHERE a > $1", 0) == []
         await other.execute("ALTER TABLE shapes ADD COLUMN b TEXT")
-        with contextlib.suppress(Unavailable):
-            async with two.reading() as tx:
-                await tx.fetch("SELECT * FROM shapes WHERE a > $1", 0)
         async with two.reading() as tx:
+            assert await tx.fetch("SELECT * FROM shapes WHERE a > $1", 0) == []
+        await other.execute("ALTER TABLE shapes ADD COLUMN c TEXT")
+        with contextlib.suppress(Unavailable):
+            async with two.transaction() as tx:
+                await tx.fetch("SELECT * FROM shapes WHERE a > $1", 0)
+        async with two.transaction() as tx:
             assert await tx.fetch("SELECT * FROM shapes WHERE a > $1", 0) == []
     finally:
         await other.execute("DROP TABLE shapes")

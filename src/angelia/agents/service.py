@@ -38,7 +38,7 @@ class Agents:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger.transaction, register_batch)
-        self._lookups = GroupCommit(ledger.reading, _by_key_ids)
+        self._lookups = GroupCommit(ledger.lookups, _by_key_ids)
         self._by_key: dict[UUID, tuple[float, AgentRow]] = {}
         self._forgotten = 0
 

@@ -6,6 +6,7 @@ import os
 
 _BYTES, _DRAWN_TOGETHER = 16, 256
 _ready: list[bytes] = []
+os.register_at_fork(after_in_child=_ready.clear)
 
 
 def random_id() -> bytes:

@@ -59,8 +59,8 @@ class VerifyingPair:
     ml_dsa: bytes = field(repr=False)
     signer_id: UUID
     fingerprint: str
-    _ed25519: VerifyingKey = field(repr=False)
-    _ml_dsa: MLDSA65PublicKey = field(repr=False)
+    _ed25519: VerifyingKey = field(repr=False, compare=False)
+    _ml_dsa: MLDSA65PublicKey = field(repr=False, compare=False)
 
     def verify(self, purpose: Purpose, message: bytes, signatures: Signatures) -> bool:
         """Whether both signatures are valid. The second is verified even when the first failed."""

@@ -59,24 +59,30 @@ class AddressBlocks:
         with suppress(Unavailable):  # a full disk, from which blocks can be read
             for block in list(self._unrecorded.values()):
                 await self._write(block)
-        changes, missed = self._changes, self._missed
-        async with self._ledger.reading() as tx:
-            found, _ = await store.blocks(tx, now, None, _REMEMBERED)
+        changes, missed = self._changes, self._missed or self._wake.heard_since(TOPIC) is None
+        self._missed = False  # what is missed while the ledger is read is for the next time
+        try:
+            async with self._ledger.reading() as tx:
+                found, _ = await store.blocks(tx, now, None, _REMEMBERED)
+        except BaseException:
+            self._missed = True
+            raise
         if self._changes != changes:
+            self._missed = self._missed or missed
             return True
         self._recorded = {block.address: block.expires_at for block in found}
-        kept = self._unrecorded if missed else self._heard.keys() - self._recorded.keys()
-        self._heard = {subject: self._heard[subject] for subject in kept}
-        self._missed = False
+        kept = self._unrecorded.keys() if missed else self._heard.keys() - self._recorded.keys()
+        heard = {subject: self._heard[subject] for subject in kept if subject in self._heard}
+        self._heard = {subject: until for subject, until in heard.items() if until is None or until > now}
         return False
 
     def ring(self, message: bytes = b"") -> None:
         """A process tells of a block, or of its end. An empty message says that something may be missing: then the
         ledger decides at the next refresh, and meanwhile the hot tier is asked about each address."""
-        self._changes += 1
         if not message:
             self._missed = True
             return
+        self._changes += 1
         news = msgspec.json.decode(message, type=BlockNews)
         if news.blocked:
             self._heard[news.address] = news.expires_at

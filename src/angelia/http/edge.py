@@ -121,13 +121,12 @@ class Edge:
     async def _wait_for(self, request: IncomingRequest, route: ServedRoute, call: Call) -> Answer:
         """Runs a handler that may wait. It is a waiter from the moment when it does: counted, and cancelled when its
         caller hangs up. What is answered at once, as most polls of a busy mailbox are, is like any other request."""
-        before = on_wait.set(functools.partial(self._begin_to_wait, request))
+        before, streams = on_wait.set(functools.partial(self._begin_to_wait, request)), False
         try:
             answer = await route.handler(call)
             if answer.stream is not None:
                 self._begin_to_wait(request)
-            else:
-                request.watch_no_more()
+                streams = True
             return answer
         except asyncio.CancelledError:
             if request.survive_cancellation():
@@ -135,6 +134,8 @@ class Edge:
             raise
         finally:
             on_wait.reset(before)
+            if not streams:
+                request.watch_no_more()
 
     def _begin_to_wait(self, request: IncomingRequest) -> None:
         """Limits the waiting requests of one caller, because each wake-up costs work for every one of them."""
@@ -226,6 +227,7 @@ async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, str
             raise
     except AngeliaError as error:
         # The answer has begun, so an event is the only way to say why it ends.
+        request.watch_no_more()
         request.failure = error
         said = sse("error", msgspec.json.encode({"code": error.code, "title": error.message}))
         await send({"type": "http.response.body", "body": said, "more_body": True})
@@ -236,4 +238,5 @@ async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, str
     finally:
         if isinstance(stream, AsyncGenerator):
             await stream.aclose()
+    request.watch_no_more()
     await send({"type": "http.response.body", "body": b""})

@@ -15,6 +15,7 @@ from angelia.http.origin import SECURITY
 
 HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 100
+TRAILER_FIELDS = 10  # after a chunked body; nobody reads them
 HEAD_SECONDS = 15.0
 WRITE_SECONDS = 15.0
 # The name of the ASGI extension by which an application hands over status, lines of the head, and body at once.
@@ -46,13 +47,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         was_in_head = self._in_head
         super().data_received(data)
-        if was_in_head and self._in_head:
-            # The parser does not report an unfinished head, so count its bytes here; none of them is of an earlier
-            # body.
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
+        if self._in_head:
+            # The parser does not report an unfinished head. What came with the end of an earlier request is not all of
+            # this one, so of such a read only the fields count.
+            self._head_bytes += len(data) if was_in_head else 0
+            if max(self._head_bytes, self._size_of_head()) > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
                 self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
                 self.send_400_response("")
+        elif len(self.headers) > TRAILER_FIELDS:
+            self.transport.close()
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
 
@@ -65,13 +68,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop(self._head_timer)
         self._head_timer = None
         # Counted here and not field by field: a call for each would cost as much as uvicorn's own.
-        size = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-        if size > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
+        if self._size_of_head() > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise ValueError("the head is too large")  # stops the parser, which then calls send_400_response
         super().on_headers_complete()
+        # The parser reports the trailers of a chunked body as it does headers. They are no part of the head: a list of
+        # their own keeps them out of it, and shows how many there are.
+        self.headers = []
         # Its task has not begun yet, so it finds this. The value is a function, which uvicorn's types do not foresee.
         self.scope["extensions"] = {WHOLE_ANSWER: partial(_send_whole, self.cycle)}  # type: ignore[dict-item]
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
 
     def on_response_complete(self) -> None:
         """Begins the next pipelined request, or waits for one. uvicorn makes and cancels a timer for each request; this

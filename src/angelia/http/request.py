@@ -16,6 +16,7 @@ from angelia.http.answer_head import SharedHead
 READ_SECONDS = 15.0
 _LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
 _MOST_CLIENTS = 10_000
+_LONGEST_REMEMBERED = 200
 
 
 class Clients:
@@ -26,6 +27,10 @@ class Clients:
         self._known: dict[tuple[str, str | None], ClientAddress] = {}
 
     def of(self, peer: str, forwarded: str | None) -> ClientAddress:
+        if not self._proxies:
+            forwarded = None  # it counts for nothing
+        elif forwarded is not None and len(forwarded) > _LONGEST_REMEMBERED:
+            return ClientAddress.of(client_address(peer, forwarded, self._proxies))
         known = self._known.get((peer, forwarded))
         if known is None:
             known = ClientAddress.of(client_address(peer, forwarded, self._proxies))

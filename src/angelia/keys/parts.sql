@@ -38,14 +38,15 @@ SELECT coalesce((
 -- part: spend_one_time
 -- Marks the one-time keys of `wanted` (recipient, key_id, sender, at, issued_since) as used, if they were issued to that sender
 -- since then and are unused. In one order in all processes, so that two transactions do not wait for each other.
-UPDATE one_time_keys AS o SET used_at = free.at
-FROM (
+WITH free AS MATERIALIZED (
   SELECT o.agent_nhi, o.key_id, w.at FROM (SELECT * FROM wanted ORDER BY recipient, key_id) AS w
   CROSS JOIN LATERAL (
     SELECT agent_nhi, key_id, issued_to, issued_at, used_at FROM one_time_keys
     WHERE agent_nhi = w.recipient AND key_id = w.key_id LIMIT 1 FOR UPDATE
   ) AS o
   WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= w.issued_since
-) AS free
-WHERE o.agent_nhi = free.agent_nhi AND o.key_id = free.key_id
+)
+UPDATE one_time_keys AS o SET used_at = (SELECT at FROM free WHERE free.agent_nhi = o.agent_nhi AND free.key_id = o.key_id)
+WHERE o.agent_nhi = ANY (ARRAY(SELECT agent_nhi FROM free)) AND o.key_id = ANY (ARRAY(SELECT key_id FROM free))
+  AND ((o.agent_nhi, o.key_id) IN (SELECT agent_nhi, key_id FROM free)) IS TRUE
 RETURNING o.agent_nhi, o.key_id

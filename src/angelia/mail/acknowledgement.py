@@ -157,7 +157,7 @@ class Acknowledgements:
             (mref, None if one is None else one.signer_id, one is None or pair is not None)
             for mref, one, pair in zip(mrefs, signed, known, strict=True)
         ]
-        async with self._ledger.reading() as tx:
+        async with self._ledger.lookups() as tx:
             rows, standings = await store.acknowledged(tx, agent.handle, asked)
         pairs = [
             None if one is None else PAIRS.judged(standing, one, pair, now)

@@ -203,7 +203,7 @@ class Delivery:
         has a message before them that the hot tier has not."""
         by_mref = {claim.mref: claim for claim in got.messages}
         without_copy = [claim.mref for claim in got.messages if claim.copy is None]
-        async with self._ledger.reading() as tx:
+        async with self._ledger.lookups() as tx:
             with asking_rules():
                 claimed, passes = await store.claimable(
                     tx, agent.handle, list(by_mref), without_copy, now, got.last, got.out

@@ -105,19 +105,28 @@ class HotMail:
         self._wake = wake
 
     async def enqueue(self, place: QueuePlace, wire: bytes = b"", life: timedelta = HOT_COPY_LIFE) -> bool:
-        """Puts a message into its queue; returns False when it is there already."""
-        return await self.enqueue_all(place.recipient, [QueuedEnvelope(place, wire, life)]) > 0
+        """Puts a message into its queue, and wakes its recipient; returns False when it is there already."""
+        new = True  # where no answer comes: it may be, and a ring too many costs one look
+        try:
+            new = await self._enqueue(place.recipient, [QueuedEnvelope(place, wire, life)]) > 0
+        finally:
+            if new:
+                self._wake.ring(arrivals(place.recipient))
+        return new
 
     async def enqueue_all(self, recipient: str, queued: Sequence[QueuedEnvelope]) -> int:
-        """Puts messages into their recipient's queue; returns how many were not there already."""
-        ready, lease, _ = _keys(recipient)
-        topic, copies = arrivals(recipient), _copies(recipient)
-        args: list[Word] = [topic, self._wake.tagged()]
-        for one in queued:
-            args += one.words()
+        """Puts new messages into their recipient's queue; returns how many were not there already."""
         # Scripts of this process run in the order in which they are sent, so a waiter that is rung now and claims finds
         # these messages: its script goes out behind this one, in one write, and one wake-up serves both.
-        self._wake.ring(topic)
+        self._wake.ring(arrivals(recipient))
+        return await self._enqueue(recipient, queued)
+
+    async def _enqueue(self, recipient: str, queued: Sequence[QueuedEnvelope]) -> int:
+        ready, lease, _ = _keys(recipient)
+        copies = _copies(recipient)
+        args: list[Word] = [arrivals(recipient), self._wake.tagged()]
+        for one in queued:
+            args += one.words()
         return int(await self._hot.run(_ENQUEUE, [ready, lease, *(copies + one.mref for one in queued)], args))
 
     async def claim(self, recipient: str, most: int, min_priority: int, now: datetime, until: datetime) -> Claims:

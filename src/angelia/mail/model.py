@@ -136,53 +136,83 @@ class NewEnvelope:
 
 
 class QueueLoad(NamedTuple):
-    """What some messages take of a queue."""
-
-    messages: int
-    bytes: int
-
-    def and_one(self, size: int) -> QueueLoad:
-        """The load with one more message of this size."""
-        return QueueLoad(self.messages + 1, self.bytes + size)
-
-
-NOTHING_WAITS = QueueLoad(0, 0)
-
-
-class Room(NamedTuple):
-    """How much may wait before a message that is taken: in its recipient's queue, and of its sender in it."""
+    """What waits in a recipient's queue, and how much of it is one sender's; or how much of each may wait."""
 
     messages: int
     bytes: int
     of_sender: int
     bytes_of_sender: int
 
-
-def rooms(offers: Iterable[NewEnvelope]) -> list[Room]:
-    """The room that each of several messages needs; those before it in the same batch are in its way."""
-    queues: dict[str, QueueLoad] = {}
-    shares: dict[tuple[str, str], QueueLoad] = {}
-    needed = []
-    for offer in offers:
-        recipient, way, size = offer.recipient, (offer.recipient, offer.sender), len(offer.envelope.wire)
-        queue = queues[recipient] = queues.get(recipient, NOTHING_WAITS).and_one(size)
-        share = shares[way] = shares.get(way, NOTHING_WAITS).and_one(size)
-        needed.append(
-            Room(
-                QUEUE_MAX - queue.messages,
-                QUEUE_BYTES_MAX - queue.bytes,
-                int(QUEUE_MAX * SENDER_SHARE) - share.messages,
-                int(QUEUE_BYTES_MAX * SENDER_SHARE) - share.bytes,
-            )
-        )
-    return needed
+    @property
+    def bound(self) -> Bound | None:
+        """Which bound of a queue this exceeds."""
+        if self.messages > QUEUE_MAX or self.bytes > QUEUE_BYTES_MAX:
+            return Bound.QUEUE
+        if self.of_sender > QUEUE_MAX * SENDER_SHARE or self.bytes_of_sender > QUEUE_BYTES_MAX * SENDER_SHARE:
+            return Bound.SHARE
+        return None
 
 
 class Bound(Enum):
-    """Which bound of a queue kept a message out."""
+    """A bound of a queue: of all that waits in it, or of one sender's share."""
 
     QUEUE = "queue"
     SHARE = "share"
+
+
+class QueueLoads:
+    """What some messages would add to queues."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, tuple[int, int]] = {}
+        self._shares: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def with_one(self, offer: NewEnvelope) -> QueueLoad:
+        """What they and one more add to its queue."""
+        size = len(offer.envelope.wire)
+        messages, bytes_ = self._queues.get(offer.recipient, (0, 0))
+        of_sender, bytes_of_sender = self._shares.get((offer.recipient, offer.sender), (0, 0))
+        return QueueLoad(messages + 1, bytes_ + size, of_sender + 1, bytes_of_sender + size)
+
+    def add(self, offer: NewEnvelope) -> None:
+        load = self.with_one(offer)
+        self._queues[offer.recipient] = load[:2]
+        self._shares[offer.recipient, offer.sender] = load[2:]
+
+
+def rooms(offers: Iterable[NewEnvelope]) -> list[QueueLoad]:
+    """How much may wait before each of several messages; those before it in the same batch are in its way."""
+    loads, most = QueueLoads(), []
+    for offer in offers:
+        load = loads.with_one(offer)
+        loads.add(offer)
+        most.append(
+            QueueLoad(
+                QUEUE_MAX - load.messages,
+                QUEUE_BYTES_MAX - load.bytes,
+                int(QUEUE_MAX * SENDER_SHARE) - load.of_sender,
+                int(QUEUE_BYTES_MAX * SENDER_SHARE) - load.bytes_of_sender,
+            )
+        )
+    return most
+
+
+def bounds(
+    crowded: Iterable[tuple[NewEnvelope, QueueLoad]], placed: Iterable[NewEnvelope]
+) -> list[tuple[NewEnvelope, Bound | None]]:
+    """For messages that found no room beside others of their batch: which bound keeps each out, or None if it fits.
+    Each comes with what its queue held before the batch, of which these were placed; one that does not fit takes no
+    room."""
+    loads = QueueLoads()
+    for offer in placed:
+        loads.add(offer)
+    found = []
+    for offer, held in crowded:
+        bound = QueueLoad(*map(sum, zip(held, loads.with_one(offer), strict=True))).bound
+        if bound is None:
+            loads.add(offer)
+        found.append((offer, bound))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,9 @@ from angelia.mail.model import (
     Bound,
     MessageId,
     NewEnvelope,
+    QueueLoad,
     QueuePlace,
+    bounds,
     id_conflict,
     untimely,
 )
@@ -89,7 +91,7 @@ class Mail:
         self._hot = hot
         self._policy = policy
         self._failures = failures
-        self._checks: GroupCommit[NewEnvelope, _Admitted | Accepted] = GroupCommit(ledger.reading, self._check)
+        self._checks: GroupCommit[NewEnvelope, _Admitted | Accepted] = GroupCommit(ledger.lookups, self._check)
         self._writes: GroupCommit[NewEnvelope, _Stored | Accepted] = GroupCommit(ledger.statement, _write)
         self._roots = VerifiedRoots()
 
@@ -112,10 +114,21 @@ class Mail:
         given = list(envelopes)
         steps: list[_Step] = [_offered(agent, one, now) for one in given]
         steps = await _continued(steps, self._checks.submit_all)
-        steps = [await self._verified(one, now) if isinstance(one, _Admitted) else one for one in steps]
+        steps = await self._verified_all(steps, now)
         steps = await _continued(steps, self._writes.submit_all)
         await self._enqueue([one for one in steps if isinstance(one, _Stored)])
         return [await self._outcome(agent, envelope, step, now) for envelope, step in zip(given, steps, strict=True)]
+
+    async def _verified_all(self, steps: Sequence[_Step], now: datetime) -> list[_Step]:
+        verified: list[_Step] = []
+        away: Unavailable | None = None  # a hot tier that does not answer is waited for once
+        for one in steps:
+            step = one
+            if isinstance(one, _Admitted):
+                step = away or await self._verified(one, now)
+                away = step if isinstance(step, Unavailable) else None
+            verified.append(step)
+        return verified
 
     async def _verified(self, admitted: _Admitted, now: datetime) -> NewEnvelope | AngeliaError:
         """The envelope, if the sender's rate allows it and its signatures hold."""
@@ -136,9 +149,11 @@ class Mail:
             metrics.MAIL_SENT.labels(str(int(offer.envelope.header.priority))).inc()
             queued = QueuedEnvelope(one.place, offer.envelope.wire, offer.expires_at - offer.accepted_at)
             queues.setdefault(offer.recipient, []).append(queued)
-        for recipient, waiting in queues.items():
-            with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
-                await self._hot.enqueue_all(recipient, waiting)
+        # What fails is found by the reconcile tick.
+        scripts = [self._hot.enqueue_all(recipient, waiting) for recipient, waiting in queues.items()]
+        for outcome in await asyncio.gather(*scripts, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Unavailable):
+                raise outcome
 
     async def _outcome(
         self, agent: AgentRow, envelope: Envelope, step: _Step, now: datetime
@@ -181,7 +196,8 @@ class Mail:
         signed = [Signed.envelope(offer.envelope.header) for offer in offers]
         pairs = [admission.PAIRS.known(one) for one in signed]
         asked = [(offer, pair is not None) for offer, pair in zip(offers, pairs, strict=True)]
-        with asking_rules():
+        # The items of a group that fails are tried one by one, and then each has its own error.
+        with asking_rules() if len(offers) == 1 else contextlib.nullcontext():
             rows = await store.admission(tx, asked)
         repeats = [_first_answer(row, offer) for row, offer in zip(rows, offers, strict=True)]
         wishes = [_wish(offer) for offer in offers]
@@ -225,35 +241,61 @@ class Mail:
 
 
 async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Stored | Accepted | AngeliaError]:
-    """Stores what there is room for, and of several with one id or one one-time key the first. Rules and keys that
-    changed since the check are looked at again at delivery."""
+    """Stores what there is room for, and of several with one id the first. Rules and keys that changed since the check
+    are looked at again at delivery."""
     firsts: dict[MessageId, NewEnvelope] = {}
-    outcomes: dict[MessageId, _Stored | AngeliaError] = {}
-    one_time: set[tuple[str, UUID]] = set()
     for offer in offers:
-        if offer.id in firsts or offer.id in outcomes:
-            continue
-        if offer.one_time:
-            key = (offer.recipient, offer.envelope.header.key_id)
-            if key in one_time:
-                outcomes[offer.id] = admission.bare_stale(offer.recipient)
-                continue
-            one_time.add(key)
-        firsts[offer.id] = offer
-    new = list(firsts.values())
-    issued_since = max(offer.accepted_at for offer in new) - ONE_TIME_USE
-    stored = await store.add(tx, new, [_sent_event(one) for one in new], issued_since)
-    for offer, place in zip(new, stored, strict=True):
-        outcomes[offer.id] = _Stored(offer, place) if isinstance(place, QueuePlace) else _refusal(offer, place)
+        firsts.setdefault(offer.id, offer)
+    outcomes = await _stored_or_refused(tx, list(firsts.values()))
     # What took the last place, the id or the one-time key may have been the very same message, here or in another
     # process.
     late = [
-        at
-        for at, one in enumerate(offers)
-        if one is not firsts.get(one.id) or isinstance(outcomes[one.id], AngeliaError)
+        at for at, one in enumerate(offers) if one is not firsts[one.id] or isinstance(outcomes[one.id], AngeliaError)
     ]
     known = dict(zip(late, await _repeats(tx, [offers[at] for at in late]), strict=True))
     return [known.get(at) or outcomes[offer.id] for at, offer in enumerate(offers)]
+
+
+async def _stored_or_refused(tx: Tx, offers: Sequence[NewEnvelope]) -> dict[MessageId, _Stored | AngeliaError]:
+    """Nearly always one statement. Another one is for messages that found no room only beside others of the batch that
+    found none either, and for those that share a one-time key: whether its first user got it, the ledger says."""
+    outcomes: dict[MessageId, _Stored | AngeliaError] = {}
+    waiting, crowded_before = list(offers), set[MessageId]()
+    while waiting:
+        tried, waiting = _with_keys_of_their_own(waiting)
+        issued_since = max(offer.accepted_at for offer in tried) - ONE_TIME_USE
+        found = await store.add(tx, tried, [_sent_event(one) for one in tried], issued_since)
+        crowded: list[tuple[NewEnvelope, QueueLoad]] = []
+        for offer, place in zip(tried, found, strict=True):
+            if isinstance(place, QueuePlace):
+                outcomes[offer.id] = _Stored(offer, place)
+            elif place is None:
+                outcomes[offer.id] = admission.bare_stale(offer.recipient)
+            else:
+                crowded.append((offer, place))
+        placed = [offer for offer in tried if isinstance(outcomes.get(offer.id), _Stored)]
+        for offer, bound in bounds(crowded, placed):
+            if bound is None and offer.id not in crowded_before:
+                waiting.append(offer)
+                crowded_before.add(offer.id)
+            else:
+                outcomes[offer.id] = _queue_full(offer, bound or Bound.QUEUE)
+    return outcomes
+
+
+def _with_keys_of_their_own(offers: Sequence[NewEnvelope]) -> tuple[list[NewEnvelope], list[NewEnvelope]]:
+    """Splits off those whose one-time key an earlier one has: they are the second value."""
+    keys: set[tuple[str, UUID]] = set()
+    first, rest = [], []
+    for offer in offers:
+        key = (offer.recipient, offer.envelope.header.key_id)
+        if offer.one_time and key in keys:
+            rest.append(offer)
+            continue
+        first.append(offer)
+        if offer.one_time:
+            keys.add(key)
+    return first, rest
 
 
 def _offered(agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | AngeliaError:
@@ -274,15 +316,6 @@ async def _continued(
     """Takes the envelopes that go on through a step that they share; the others stay as they are."""
     results = iter(await together([one for one in steps if isinstance(one, NewEnvelope)]))
     return [next(results) if isinstance(one, NewEnvelope) else one for one in steps]
-
-
-def _refusal(offer: NewEnvelope, stored: Bound | None) -> AngeliaError:
-    """Why an envelope was not stored, unless it had been before."""
-    if stored is Bound.QUEUE:
-        return _queue_full(f"the queue of {offer.recipient} is full")
-    if stored is Bound.SHARE:
-        return _queue_full(f"half of what {offer.recipient} can hold is yours already")
-    return admission.bare_stale(offer.recipient)
 
 
 def _first_answer(row: Row, offer: NewEnvelope) -> Accepted | MessageIdConflict | None:
@@ -320,5 +353,9 @@ def _sent_event(offer: NewEnvelope) -> tuple[UUID, Detail, bytes]:
     return event.event_id, event.detail, event.hash()
 
 
-def _queue_full(message: str) -> QueueFull:
-    return QueueFull(message, hint="send it again when the recipient has fetched its mail", retry_after=60)
+def _queue_full(offer: NewEnvelope, bound: Bound) -> QueueFull:
+    what = {
+        Bound.QUEUE: f"the queue of {offer.recipient} is full",
+        Bound.SHARE: f"half of what {offer.recipient} can hold is yours already",
+    }
+    return QueueFull(what[bound], hint="send it again when the recipient has fetched its mail", retry_after=60)

@@ -13,12 +13,12 @@ from angelia.envelope.ids import bucket_of
 from angelia.mail.model import (
     REMEMBER_IDS,
     Accepted,
-    Bound,
     DeliverableRow,
     DeliveryStatus,
     EnvelopeRow,
     MessageId,
     NewEnvelope,
+    QueueLoad,
     QueuePlace,
     ReceiptStep,
     SettledEvents,
@@ -69,11 +69,12 @@ async def forget_old_ids(tx: Tx, now: datetime, limit: int) -> int:
 
 async def add(
     tx: Tx, new: Sequence[NewEnvelope], events: Sequence[tuple[UUID, Mapping[str, Any], bytes]], issued_since: datetime
-) -> list[QueuePlace | Bound | None]:
-    """Stores envelopes with distinct ids, with their receipts and audit events (id, detail and hash of each).
+) -> list[QueuePlace | QueueLoad | None]:
+    """Stores envelopes with distinct ids and one-time keys, with their receipts and audit events (id, detail and hash
+    of each).
 
-    Returns the place of each in its queue, or the bound that keeps it out; None if its id is taken, or its one-time key
-    is not free or was issued before `issued_since`."""
+    Returns the place of each in its queue; what the queue held, if it may be too full; None if its id is taken, or its
+    one-time key is not free or was issued before `issued_since`."""
     ways = {
         way: number for number, way in enumerate(dict.fromkeys((one.recipient, one.sender) for one in new), start=1)
     }
@@ -112,11 +113,11 @@ async def add(
     return [_stored(one, found.get(one.mref)) for one in new]
 
 
-def _stored(one: NewEnvelope, row: Row | None) -> QueuePlace | Bound | None:
+def _stored(one: NewEnvelope, row: Row | None) -> QueuePlace | QueueLoad | None:
     if row is None:
         return None
     if row["seq"] is None:
-        return Bound.QUEUE if row["queue_full"] else Bound.SHARE
+        return QueueLoad(row["messages"], row["bytes"], row["of_sender"], row["bytes_of_sender"])
     return QueuePlace(
         recipient=one.recipient,
         mref=one.mref,

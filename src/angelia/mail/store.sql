@@ -52,13 +52,14 @@ held AS MATERIALIZED (
     array_agg(of_sender ORDER BY way) AS of_sender, array_agg(bytes_of_sender ORDER BY way) AS bytes_of_sender
   FROM unnest($26::smallint[], $27::varchar[], $28::varchar[]) WITH ORDINALITY AS w (bucket, recipient, sender, way)
   CROSS JOIN LATERAL (
-    SELECT count(*) AS messages, coalesce(sum(wire_bytes), 0) AS bytes, count(*) FILTER (WHERE sender_nhi = w.sender) AS of_sender,
-      coalesce(sum(wire_bytes) FILTER (WHERE sender_nhi = w.sender), 0) AS bytes_of_sender
+    SELECT count(*) AS messages, coalesce(sum(wire_bytes), 0)::bigint AS bytes,
+      count(*) FILTER (WHERE sender_nhi = w.sender) AS of_sender,
+      coalesce(sum(wire_bytes) FILTER (WHERE sender_nhi = w.sender), 0)::bigint AS bytes_of_sender
     FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient
   ) AS h
 ), given AS MATERIALIZED (
-  SELECT w.*, messages[way] > most_messages OR bytes[way] > most_bytes AS queue_full,
-    of_sender[way] > most_of_sender OR bytes_of_sender[way] > most_bytes_of_sender AS share_full
+  SELECT w.*, messages[way] > most_messages OR bytes[way] > most_bytes OR of_sender[way] > most_of_sender
+    OR bytes_of_sender[way] > most_bytes_of_sender AS crowded
   FROM held, unnest($1::int[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::varchar[],
       $8::bytea[], $9::varchar[], $10::uuid[], $11::bytea[], $12::uuid[], $13::uuid[], $14::smallint[], $15::uuid[], $16::uuid[],
       $17::timestamptz[], $18::timestamptz[], $19::timestamptz[], $20::bytea[], $21::jsonb[], $22::uuid[], $23::jsonb[],
@@ -69,7 +70,8 @@ held AS MATERIALIZED (
 )
 
 -- part: stored
--- The envelopes whose ids were free, with their receipts and audit events. Returns their places, and which found no room.
+-- The envelopes whose ids were free, with their receipts and audit events. Returns their places; and for those that found no
+-- room, what the queue held.
 new AS MATERIALIZED (
   -- IS TRUE makes this a look-up in a hash table; without it, it would be a join.
   SELECT * FROM given WHERE ((sender, message_id) IN (SELECT sender_nhi, message_id FROM ids)) IS TRUE ORDER BY n
@@ -87,9 +89,10 @@ new AS MATERIALIZED (
 ), events AS (
   SELECT event_id, accepted_at, 'message_sent', sender, recipient, message_id, replay_key, detail, event_hash FROM new
 ), recorded AS ({audit.record})
-SELECT mref, seq, false AS queue_full FROM placed
+SELECT mref, seq, NULL::bigint AS messages, NULL::bigint AS bytes, NULL::bigint AS of_sender, NULL::bigint AS bytes_of_sender
+FROM placed
 UNION ALL
-SELECT mref, NULL, queue_full FROM given WHERE queue_full OR share_full
+SELECT mref, NULL, messages[way], bytes[way], of_sender[way], bytes_of_sender[way] FROM given, held WHERE crowded
 
 -- name: add
 -- Stores envelopes that find room and have a free id. Another process may be storing the same message: then this waits for
@@ -97,7 +100,7 @@ SELECT mref, NULL, queue_full FROM given WHERE queue_full OR share_full
 WITH {given}, ids AS (
   INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
   SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given
-  WHERE NOT queue_full AND NOT share_full ORDER BY sender, message_id
+  WHERE NOT crowded ORDER BY sender, message_id
   ON CONFLICT (sender_nhi, message_id) DO NOTHING
   RETURNING sender_nhi, message_id
 ), {stored}
@@ -105,13 +108,17 @@ WITH {given}, ids AS (
 -- name: add_one_time
 -- The same, where some are sealed to one-time keys: those must get theirs too.
 WITH {given}, wanted AS MATERIALIZED (
-  SELECT recipient, key_id, sender, accepted_at AS at, $30::timestamptz AS issued_since FROM given
-  WHERE one_time AND NOT queue_full AND NOT share_full
+  -- Not for an id that is taken: its key would be spent for nothing. That is left to a sender that sends two envelopes under
+  -- one id in the same moment, each to a one-time key of its own.
+  SELECT recipient, key_id, sender, accepted_at AS at, $30::timestamptz AS issued_since FROM given AS g
+  CROSS JOIN LATERAL (
+    SELECT (SELECT true FROM sent_ids AS s WHERE s.sender_nhi = g.sender AND s.message_id = g.message_id) AS taken
+  ) AS known
+  WHERE one_time AND NOT crowded AND taken IS NULL
 ), spent AS ({keys.spend_one_time}), ids AS (
   INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
   SELECT sender, message_id, replay_key, answer, expires_at + $29::interval FROM given
-  WHERE NOT queue_full AND NOT share_full
-    AND (NOT one_time OR (recipient, key_id) IN (SELECT agent_nhi, key_id FROM spent))
+  WHERE NOT crowded AND (NOT one_time OR (recipient, key_id) IN (SELECT agent_nhi, key_id FROM spent))
   ORDER BY sender, message_id
   ON CONFLICT (sender_nhi, message_id) DO NOTHING
   RETURNING sender_nhi, message_id
@@ -193,15 +200,18 @@ WITH given AS MATERIALIZED (
       acknowledged_at, read_at, attempts, last_attempt_at, reason, receipt_wire, received_id, received_hash, ended_id, ended_type,
       ended_hash, n)
 ), locked AS (
-  SELECT e.mref FROM (SELECT mref FROM given ORDER BY bucket, replay_key) AS g
+  -- A message that was sealed again under its id has the mref of the first one, and is another message.
+  SELECT e.mref, e.replay_key FROM (SELECT mref, replay_key FROM given ORDER BY bucket, replay_key) AS g
   CROSS JOIN LATERAL (
-    SELECT mref, state FROM envelopes AS e WHERE e.mref = g.mref LIMIT 1 FOR UPDATE
+    SELECT mref, replay_key, state FROM envelopes AS e WHERE e.mref = g.mref LIMIT 1 FOR UPDATE
   ) AS e
-  WHERE e.state = 'queued'
+  WHERE e.state = 'queued' AND e.replay_key = g.replay_key
 ), gone AS (
-  DELETE FROM envelopes WHERE mref = ANY (ARRAY(SELECT mref FROM locked)) RETURNING mref, replay_key
+  DELETE FROM envelopes
+  WHERE mref = ANY (ARRAY(SELECT mref FROM locked)) AND ((mref, replay_key) IN (SELECT mref, replay_key FROM locked)) IS TRUE
+  RETURNING replay_key
 ), ended AS MATERIALIZED (
-  SELECT * FROM given WHERE (mref IN (SELECT mref FROM gone)) IS TRUE
+  SELECT * FROM given WHERE (replay_key IN (SELECT replay_key FROM gone)) IS TRUE
 ), moved AS (
   UPDATE delivery_receipts AS r SET {receipt_step} FROM ended AS w
   WHERE r.replay_key = ANY (ARRAY(SELECT replay_key FROM ended)) AND r.replay_key = w.replay_key AND r.sent_at = w.sent_at

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import angelia
@@ -34,7 +35,10 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # (136,000 receipts) takes 12 CPU-seconds less without it and with one collector thread, 2.7 million receipts take 8
 # less. By these figures the two meet at 8 million.
 SMALL_ROWS = 2_000_000
-_SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SMALL_JAVA, _ONE_COLLECTOR = "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"
+# Where else a collector may be named: Java does not start with two of them.
+_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_DEFAULT_OPTIONS = "spark.driver.defaultJavaOptions"
 _PYTHON = "spark.pyspark.python"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
 _ANSWER_SECONDS, _READY_SECONDS = 5, 30
@@ -149,7 +153,7 @@ def _started(where: Where, name: str, rows: float | None) -> SparkSession:
     if where.embedded:
         os.environ.pop("SPARK_CONF_DIR", None)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        conf |= _EMBEDDED | java_settings(rows)
+        conf |= _EMBEDDED | java_settings(rows, where.conf)
     conf |= where.conf
     logging = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
     conf[_JAVA_OPTIONS] = f"{conf.get(_JAVA_OPTIONS, '')} {logging}".strip()
@@ -162,10 +166,14 @@ def _started(where: Where, name: str, rows: float | None) -> SparkSession:
         raise StartFailed(f"Spark does not start at {where}: {telling(error)}", hint=_LOOK) from error
 
 
-def java_settings(rows: float | None) -> dict[str, str]:
+def java_settings(rows: float | None, conf: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """The settings of Java for a run of so many rows; a large one, or one of unknown size, leaves them as they are. The
-    same setting by --conf takes the place of ours."""
-    return {_JAVA_OPTIONS: _SMALL_JAVA} if rows is not None and rows <= SMALL_ROWS else {}
+    same setting by --conf takes the place of ours, and a collector that is named elsewhere stays."""
+    if rows is None or rows > SMALL_ROWS:
+        return {}
+    elsewhere = [conf.get(_DEFAULT_OPTIONS, ""), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    named = any(re.search(r"-XX:\+Use\w+GC", text) for text in elsewhere)
+    return {_JAVA_OPTIONS: _SMALL_JAVA if named else f"{_SMALL_JAVA} {_ONE_COLLECTOR}"}
 
 
 def _check_answers_at(url: str, port: int) -> None:

@@ -39,12 +39,17 @@ class GroupCommit(Generic[Item, Result]):
     async def submit_all(self, items: Sequence[Item]) -> list[Result | Exception]:
         """The same for several items, which stay in their order. Returns for each what `submit` would return or
         raise."""
+        waiting = [self._enter(item) for item in items]
         results: list[Result | Exception] = []
-        for mine in [self._enter(item) for item in items]:
-            try:
-                results.append(await mine)
-            except Exception as error:  # noqa: BLE001 - each item's fault is its own
-                results.append(error)
+        try:
+            for mine in waiting:
+                try:
+                    results.append(await mine)
+                except Exception as error:  # noqa: BLE001 - each item's fault is its own
+                    results.append(error)
+        finally:
+            for mine in waiting[len(results) :]:  # the caller left; it reads no more results
+                mine.cancel()
         return results
 
     async def close(self) -> None:

@@ -11,23 +11,26 @@ import asyncpg
 import msgspec
 
 from angelia.errors import InvalidArgument, Unavailable
-from angelia.stores.connections import Connections
+from angelia.stores.connections import Connections, LedgerConnection
 from angelia.stores.disk import Disk
 
 Row = Mapping[str, Any]
 CONNECT_SECONDS = 5.0
-# Each statement is planned once per connection, not at every execution: planning was more than half of PostgreSQL's
-# work for a message. A plan must then be good at any size of its tables, so none is chosen that is only good for small
-# ones: rows are looked up by an index, one at a time.
-SESSION = {
-    "plan_cache_mode": "force_generic_plan",
-    "jit": "off",
-    "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "enable_material": "off",
-    "statement_timeout": "15s",
-}
+# An operator's own time limit, in the URL or of the role, stays.
+_EVERY_SESSION = """
+SET jit = off;
+SELECT set_config('statement_timeout', '15s', false) WHERE current_setting('statement_timeout') = '0'
+"""
+# Statements of the hot path are planned once per connection, not at every execution: planning was more than half of
+# PostgreSQL's work for a message. Such a plan must be good at any size of its tables, so none is chosen that is only
+# good for small ones: rows are looked up by an index, one at a time.
+PLANNED_ONCE = """
+SET plan_cache_mode = force_generic_plan;
+SET enable_seqscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+SET enable_material = off
+"""
 
 # What PostgreSQL and its driver raise when the server is away, starting or stopping; the statement is not to blame.
 GONE = (
@@ -65,46 +68,31 @@ class Tx(Protocol):
 
 
 class Ledger:
-    """The database that decides what exists."""
+    """The database that decides what exists. Some of its connections are for the statements of the hot path alone,
+    which are planned once; listings and other statements with many conditions are planned for their values."""
 
-    def __init__(self, connections: Connections, disk: Disk) -> None:
-        self._connections = connections
+    def __init__(self, url: str, connections: int, disk: Disk) -> None:
+        # Ticks need three: two that hold locks, and one to work with. A ledger with fewer in all has no hot path.
+        planned_once = min(connections // 2, connections - 3) if connections > 3 else 0
+        self._planned_once = Connections(partial(_connect, url, PLANNED_ONCE), max(1, planned_once))
+        self._ordinary = Connections(partial(_connect, url), connections - planned_once)
         self.disk = disk
 
     @classmethod
     async def open(cls, url: str, connections: int = 10, disk: Disk | None = None) -> Ledger:
         """Connects when it is first used, so this succeeds while the database is away."""
-        return cls(Connections(partial(_connect, url), connections), disk or Disk())
+        return cls(url, connections, disk or Disk())
 
     async def close(self) -> None:
-        with suppress(*GONE):
-            await self._connections.close()
+        await self._planned_once.close()
+        await self._ordinary.close()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Tx]:
         """A connection for statements that only read. Each sees what is committed when it begins, as in a transaction,
         which would cost two round trips more."""
-        try:
-            connection = await self._connections.take()
-            try:
-                if connection.plans_are_old:
-                    await connection.plan_again()
-                yield connection
-            except asyncpg.InvalidCachedStatementError:
-                connection.forget_statements()
-                raise
-            finally:
-                self._connections.give_back(connection)
-        except GONE as error:
-            raise self._away(error) from error
-        except asyncpg.DataError as error:
-            # The driver refuses an argument with a bare DataError; subclasses come from the server.
-            if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
-                raise
-            raise InvalidArgument(
-                "a value cannot be stored",
-                hint="text must be without NUL characters, numbers and dates within their range",
-            ) from error
+        async with self._lent(self._ordinary) as connection:
+            yield connection
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
@@ -112,7 +100,7 @@ class Ledger:
 
         DiskFull while the disk is nearly full, so that PostgreSQL keeps running and can be read."""
         self.disk.check()
-        async with self.reading() as tx:
+        async with self._lent(self._ordinary) as tx:
             await tx.execute("BEGIN")
             try:
                 yield tx
@@ -126,15 +114,43 @@ class Ledger:
                 raise asyncpg.InFailedSQLTransactionError("a statement of this transaction failed")
 
     @asynccontextmanager
+    async def lookups(self) -> AsyncIterator[Tx]:
+        """A connection for reads of the hot path. Each of their statements finds its rows by whole keys, at any size of
+        its tables; a test looks at their plans."""
+        async with self._lent(self._planned_once) as connection:
+            if connection.plans_are_old:
+                await connection.plan_again()
+            yield connection
+
+    @asynccontextmanager
     async def statement(self) -> AsyncIterator[Tx]:
-        """A connection for one statement that writes. PostgreSQL commits it by itself, in the same round trip."""
+        """The same for one statement that writes. PostgreSQL commits it by itself, in the same round trip."""
         self.disk.check()
-        async with self.reading() as tx:
+        async with self.lookups() as tx:
             yield tx
 
     async def ping(self) -> None:
         async with self.reading() as tx:
             await tx.fetchval("SELECT 1")
+
+    @asynccontextmanager
+    async def _lent(self, connections: Connections) -> AsyncIterator[LedgerConnection]:
+        try:
+            connection = await connections.take()
+            try:
+                yield connection
+            finally:
+                connections.give_back(connection)
+        except GONE as error:
+            raise self._away(error) from error
+        except asyncpg.DataError as error:
+            # The driver refuses an argument with a bare DataError; subclasses come from the server.
+            if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
+                raise
+            raise InvalidArgument(
+                "a value cannot be stored",
+                hint="text must be without NUL characters, numbers and dates within their range",
+            ) from error
 
     def _away(self, error: BaseException) -> Unavailable:
         if isinstance(error, asyncpg.DiskFullError):
@@ -148,8 +164,9 @@ class Ledger:
         )
 
 
-async def _connect(url: str) -> asyncpg.Connection:
-    connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS, statement_cache_size=0, server_settings=SESSION)
+async def _connect(url: str, settings: str = "") -> asyncpg.Connection:
+    connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS, statement_cache_size=0)
+    await connection.execute(f"{_EVERY_SESSION};{settings}", timeout=CONNECT_SECONDS)
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",

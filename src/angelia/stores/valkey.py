@@ -29,6 +29,9 @@ _NO_JOURNAL = ("CONFIG", "SET", "appendonly", "no")
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
+_ALL_SCRIPTS: list[Script] = []
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A Lua script, and the digest by which the server caches it."""
@@ -39,7 +42,9 @@ class Script:
     @classmethod
     def read(cls, beside: str, name: str) -> Script:
         text = (Path(beside).parent / name).read_text("utf-8")
-        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        script = cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        _ALL_SCRIPTS.append(script)
+        return script
 
 
 _BIRTH_SCRIPT = Script.read(__file__, "birth.lua")
@@ -120,8 +125,13 @@ class HotTier:
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> HotLine:
-        self._line = HotLine(await self._new_connection())
-        return self._line
+        line = HotLine(await self._new_connection())
+        # Each server process has a script cache of its own. Callers rely on the order of their scripts, which one that
+        # is sent again with its text would lose.
+        loads = [line.ask("SCRIPT", "LOAD", script.text) for script in _ALL_SCRIPTS]
+        await asyncio.gather(*loads, return_exceptions=True)  # where that is forbidden, texts are sent again
+        self._line = line
+        return line
 
     async def _new_connection(self) -> AbstractConnection:
         connection: AbstractConnection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
