@@ -29,8 +29,10 @@ CROSS JOIN LATERAL ({keys.signer}) AS p
 ORDER BY w.n
 
 -- name: known_ids
-SELECT s.sender_nhi, s.message_id, s.replay_key, s.answer FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
-JOIN sent_ids AS s ON s.sender_nhi = w.sender AND s.message_id = w.message_id
+SELECT s.* FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, id)
+CROSS JOIN LATERAL (
+  SELECT sender_nhi, message_id, replay_key, answer FROM sent_ids WHERE sender_nhi = w.sender AND message_id = w.id LIMIT 1
+) AS s
 
 -- name: forget_ids
 DELETE FROM sent_ids AS s USING unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
