@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+import os
+from functools import cache, partial
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, values
+
+if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    # The library asks the kernel at every count whether it is in another process: 1.3 µs, five times a request.
+    _process_id = cache(os.getpid)
+    os.register_at_fork(after_in_child=_process_id.cache_clear)
+    values.ValueClass = values.MultiProcessValue(_process_id)
 
 # A gauge that one process at a time sets, as ticks do: its newest value counts.
 _LatestGauge = partial(Gauge, multiprocess_mode="mostrecent")

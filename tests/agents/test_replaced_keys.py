@@ -292,7 +292,7 @@ async def test_a_read_that_overlaps_a_replacement_is_not_remembered(
     await read_it.wait()
     monkeypatch.setattr(store, "by_key_ids", by_key_ids)
     await replace(ledger, old.id, new, old_valid_for=timedelta(0))
-    agents.forget_key(old.key_id)
+    await agents.forget_keys(old.key_id)
     go_on.set()
     assert (await late)[1] == old.public_key
     assert await agents.by_key_id(old.key_id, NOW) is None

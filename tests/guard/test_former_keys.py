@@ -30,8 +30,7 @@ def replaced(ledger: Ledger):
         at = edge.clock() - ago
         async with ledger.transaction() as tx:
             await replace_key(tx, UUID(agent.id), new.public_key, at, old_valid_for=old_valid_for)
-        it.agents.forget_key(agent.key_id)
-        it.agents.forget_key(new.key_id)
+        await it.agents.forget_keys(agent.key_id, new.key_id)
         return new
 
     return run

@@ -18,10 +18,13 @@ from angelia.envelope.ids import MAX_HANDLE, KeyType, key_id, valid_handle
 from angelia.errors import AlreadyExists, AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
+from angelia.stores.wake import Wake, wake_topic
 
 MOST_BLOCKS = 10_000  # entries of one block list
-_CACHE_SECONDS = 1.0
-_CACHE_MOST = 10_000
+CHANGES = wake_topic("agents", "changes")
+# How long the agent of a key is remembered: for longer by a process that hears of the changes of all others.
+_KEPT_SECONDS, _KEPT_UNHEARD_SECONDS = 10.0, 1.0
+_MOST_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,15 @@ class RegistrationOutcome:
 class Agents:
     """The agents of this ledger. Each key belongs to one agent."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, wake: Wake | None = None) -> None:
         self._ledger = ledger
+        self._wake = wake
         self._registrations = GroupCommit(ledger.transaction, register_batch)
         self._lookups = GroupCommit(ledger.lookups, _by_key_ids)
-        self._by_key: dict[UUID, tuple[float, AgentRow]] = {}
+        self._by_key: dict[UUID, tuple[float, AgentRow]] = {}  # when each was read, and the agent
         self._forgotten = 0
+        if wake is not None:
+            wake.follow(CHANGES, self)
 
     async def close(self) -> None:
         await self._registrations.close()
@@ -76,7 +82,7 @@ class Agents:
                 detail = {"changed": ",".join(changed)}
                 event = audit.event("agent_updated", now, actor=updated.handle, object=updated.handle, detail=detail)
                 await audit.record(tx, [event])
-        self.forget_key(updated.key_id)
+        await self.forget_keys(updated.key_id)
         return updated
 
     async def claim_handle(self, agent: AgentRow, handle: str, now: datetime) -> AgentRow:
@@ -89,7 +95,7 @@ class Agents:
                     return await _claimed_before(tx, agent, handle)
                 event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
                 await audit.record(tx, [event])
-            self.forget_key(claimed.key_id)
+            await self.forget_keys(claimed.key_id)
             return claimed
         except UniqueViolation as error:
             raise AlreadyExists(
@@ -105,19 +111,23 @@ class Agents:
         """Returns the agent whose requests this key signs now, and the key: its present one, or a former one still
         valid.
 
-        Cached: a change by another process may show a second late.
+        Remembered for ten seconds. A change by another process shows at once, and if its wake-up is lost, ten seconds
+        later; while no wake-ups come, a second later.
         """
-        due, known = self._by_key.get(key_id, (0.0, None))
-        if known is not None and due > time.monotonic():
-            return known, known.public_key
+        read_at, known = self._by_key.get(key_id, (0.0, None))
+        began = time.monotonic()
+        if known is not None:
+            kept_seconds = _KEPT_SECONDS if self._heard_since(read_at) else _KEPT_UNHEARD_SECONDS
+            if began < read_at + kept_seconds:
+                return known, known.public_key
         forgotten = self._forgotten
         found = await self._lookups.submit((key_id, now))
-        # A result read before `forget_key` may be older than the change, so it is not cached. Neither is a former key:
-        # it is rare, and valid only until a time that the cache does not hold.
+        # A result read before `forget_keys` may be older than the change, so it is not kept. Neither is a former key:
+        # it is rare, and valid only until a time that is not kept with it.
         if found is not None and found[0].key_id == key_id and forgotten == self._forgotten:
-            if len(self._by_key) >= _CACHE_MOST:
+            if len(self._by_key) >= _MOST_KEPT:
                 self._by_key.clear()
-            self._by_key[key_id] = (time.monotonic() + _CACHE_SECONDS, found[0])
+            self._by_key[key_id] = (began, found[0])
         return found
 
     async def valid_former_keys(self, id: UUID, now: datetime) -> list[bytes]:
@@ -125,10 +135,25 @@ class Agents:
         async with self._ledger.reading() as tx:
             return await store.valid_former_keys(tx, id, now)
 
-    def forget_key(self, key_id: UUID) -> None:
-        """Drops the cached agent of a key. Call it after the commit of a change to that agent."""
-        self._by_key.pop(key_id, None)
-        self._forgotten += 1
+    async def forget_keys(self, *key_ids: UUID) -> None:
+        """Forgets the agents of these keys, in all processes. Call it after the commit of a change to an agent."""
+        for key_id in key_ids:
+            if self._wake is None:
+                self.ring(key_id.bytes)
+            else:
+                await self._wake.tell(CHANGES, key_id.bytes)
+
+    def ring(self, message: bytes = b"") -> None:
+        """A process has changed the agent of a key. An empty message says that some changes may be missing:
+        `Wake.heard_since` knows."""
+        if message:
+            self._by_key.pop(UUID(bytes=message), None)
+            self._forgotten += 1
+
+    def _heard_since(self, then: float) -> bool:
+        """Whether this process has heard of all changes since then."""
+        since = self._wake.heard_since(CHANGES) if self._wake is not None else None
+        return since is not None and since <= then
 
     async def named(self, name: str) -> AgentRow:
         """Returns an agent by handle or by id. The default handle is the id, so one look-up is nearly always enough."""
@@ -227,7 +252,7 @@ async def replace_key(
     """Gives an agent a new request key, which must be a sound one; the old key stays valid for `old_valid_for`.
 
     Zero is for emergencies: it also ends all former keys of the agent. After a Conflict the caller's transaction cannot
-    go on. After the commit the caller calls `Agents.forget_key` for the old key and the new one.
+    go on. After the commit the caller calls `Agents.forget_keys` for the old key and the new one.
     """
     agent = await lock(tx, agent_id)
     new_key_id = key_id(KeyType.ED25519, new_public_key)

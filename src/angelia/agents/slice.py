@@ -14,7 +14,7 @@ class AgentsSlice:
     """Registration, profiles, handles and block lists."""
 
     def __init__(self, stores: Stores, settings: Settings, meet: Meet | None = None) -> None:
-        self.agents = Agents(stores.ledger)
+        self.agents = Agents(stores.ledger, stores.wake)
         self._meet = meet
         self._show_email = settings.show_email
 

@@ -20,4 +20,5 @@ def moment(at_ms: int) -> datetime:
 
 def unix_ms(at: datetime) -> int:
     """A time as Unix milliseconds, rounded down."""
-    return (at - _EPOCH) // timedelta(milliseconds=1)
+    since = at - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000

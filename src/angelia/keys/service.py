@@ -117,8 +117,7 @@ class Keys:
             held = await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
         if not repeated:
             metrics.BUNDLES_PUBLISHED.labels(reason.value if reason else "published").inc()
-            for changed in {agent.key_id, key_id(KeyType.ED25519, bundle.signer.ed25519)}:
-                self._agents.forget_key(changed)
+            await self._agents.forget_keys(*{agent.key_id, key_id(KeyType.ED25519, bundle.signer.ed25519)})
         return PublishedBundle(bundle.hash, bundle.bundle_version, held, new=not repeated)
 
     async def revoke(self, agent: AgentRow, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
