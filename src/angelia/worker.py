@@ -77,20 +77,26 @@ def run(handover: Handover, report: StartReport) -> None:
 
     from angelia.app import Application
     from angelia.http import logs
+    from angelia.http.acceptor import Acceptor
     from angelia.http.protocol import BoundedProtocol
     from angelia.keys.node_key import NodeIdentity
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets=sockets)
+            await super().startup(sockets=[])
+            self._acceptor = Acceptor(
+                listener, lambda: BoundedProtocol(config, self.server_state, self.lifespan.state)
+            )
             # What exists by now stays. The collector would look through it again and again: 4 to 7 µs for each request,
             # in long pauses.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(20_000)  # a request makes few cycles, and hundreds of objects that need no collector
             logging.getLogger("uvicorn.error").removeHandler(report)
             report.ready()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            self._acceptor.close()
             application.stop_waiting()
             await super().shutdown(sockets=sockets)
 
@@ -117,7 +123,8 @@ def run(handover: Handover, report: StartReport) -> None:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-    Server(config).run(sockets=[socket.socket(fileno=handover.listener)])
+    listener = socket.socket(fileno=handover.listener)
+    Server(config).run(sockets=[listener])
 
 
 def _explained(error: BaseException) -> str:

@@ -326,6 +326,22 @@ async def test_a_follower_hears_all_and_knows_since_when(wake: Wake, elsewhere: 
     assert noted.heard == [b"one", b"two"]
 
 
+async def test_a_message_that_a_follower_cannot_read_does_not_end_the_wake_ups(wake: Wake, elsewhere: Wake) -> None:
+    class Strict:
+        def ring(self, message: bytes = b"") -> None:
+            message.decode("ascii")
+
+    wake.follow("news", Strict())
+    async with wake.listening("news", "other") as bell:
+        since = wake.heard_since("news")
+        await elsewhere.tell("news", b"\xff")
+        await elsewhere.tell("other", b"next")
+        assert await bell.wait(5)
+        await until(lambda: b"next" in bell.words())
+        assert since is not None
+        assert wake.heard_since("news") == since
+
+
 async def test_a_follower_whose_line_broke_is_told_and_counts_from_anew(
     wake: Wake, elsewhere: Wake, client: redis.asyncio.Redis
 ) -> None:

@@ -137,11 +137,11 @@ class Agents:
 
     async def forget_keys(self, *key_ids: UUID) -> None:
         """Forgets the agents of these keys, in all processes. Call it after the commit of a change to an agent."""
-        for key_id in key_ids:
+        for changed in key_ids:
             if self._wake is None:
-                self.ring(key_id.bytes)
+                self.ring(changed.bytes)
             else:
-                await self._wake.tell(CHANGES, key_id.bytes)
+                await self._wake.tell(CHANGES, changed.bytes)
 
     def ring(self, message: bytes = b"") -> None:
         """A process has changed the agent of a key. An empty message says that some changes may be missing:

@@ -262,8 +262,12 @@ class Wake:
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     def _heard(self, topic: str, text: bytes) -> None:
-        if not text.startswith(self._tag):  # its own waiters were rung before
+        if text.startswith(self._tag):
+            return  # its own waiters were rung before
+        try:
             self.ring(topic, text[_TAG_BYTES:])
+        except Exception:  # one message that cannot be read does not end the wake-ups
+            log.exception("a wake-up could not be read", topic=topic)
 
     def _confirmed(self, topic: str) -> None:
         known = self._topics.get(topic)
