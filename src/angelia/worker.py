@@ -84,9 +84,7 @@ def run(handover: Handover, report: StartReport) -> None:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets=[])
-            self._acceptor = Acceptor(
-                listener, lambda: BoundedProtocol(config, self.server_state, self.lifespan.state)
-            )
+            self._acceptor = Acceptor(listener, lambda: BoundedProtocol(config, self.server_state, self.lifespan.state))
             # What exists by now stays. The collector would look through it again and again: 4 to 7 µs for each request,
             # in long pauses.
             gc.collect()

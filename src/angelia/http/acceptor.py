@@ -46,9 +46,7 @@ class Acceptor:
                     raise
                 log.error("no connection can be accepted for a second", error=str(error))
                 self._loop.remove_reader(self._listener)
-                self._pause = self._loop.call_later(
-                    _PAUSE_SECONDS, self._loop.add_reader, self._listener, self._accept
-                )
+                self._pause = self._loop.call_later(_PAUSE_SECONDS, self._loop.add_reader, self._listener, self._accept)
                 return
             task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
