@@ -1,9 +1,9 @@
 """Mail through the whole server, as it is served, compared with bare durable inserts of the same rows.
 
-round-trips  100 messages that come alone: send, poll or event on a stream, acknowledgment with a signed receipt. No
-             agent takes part twice in a second, so that its cached rows have expired. Round trips to PostgreSQL are
-             counted in its statement log, scripts in Valkey's statistics; what an idle window of the same length has
-             is subtracted.
+round-trips  100 messages that come alone: send, poll or event on a stream, acknowledgment with a signed receipt. Each
+             recipient takes part every 1.14 s, no sender twice within the ten seconds for which the server remembers
+             a request key. Round trips to PostgreSQL are counted in its statement log, with those that seal the audit;
+             scripts in Valkey's statistics; what an idle window of the same length has is subtracted.
 latency      From the first byte of a send to its event on the recipient's stream, at a steady pace, with signed
              acknowledgments; and the CPU time of a message, from the send until its audit event is sealed, with the
              server's background work. The peer inserts at the same pace, one at a time, in alternating slices. The
@@ -14,7 +14,8 @@ batches      The senders of `sends`, but 64 messages a request, sealed under one
 
 The first two run on a server with the default of one web process, the others with one for each core. Messages have
 1 KiB. Our CPU time is that of all processes of the server, with its background work, until a little after the load, so
-that sealing the audit is counted too; the CPU time of a bare insert is PostgreSQL's alone, without that background.
+that sealing the audit is counted too; the CPU time of a bare insert is PostgreSQL's alone, at a steady
+pace without its background.
 """
 
 from __future__ import annotations

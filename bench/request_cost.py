@@ -2,7 +2,8 @@
 
 The web process belongs to a running `angelia serve` with its defaults: request log on, in a file, and metric files. It
 has routes with empty handlers beside the real ones, so what is measured is the edge and the guard alone; `/healthz` is
-a real route that does next to nothing. Signed requests come from 16 agents, each with a nonce of its own, and are
+a real route that does next to nothing. Signed requests come from 16 agents, each with a nonce of its own, those with a
+token all have one token; what the process remembers of agents and tokens is asked again when its time is over. Both are
 counted by a rate limit. Both sides get the same number of requests from the same generator over 16 connections, in
 turns. The CPU time of Valkey and PostgreSQL for a request is in the note, with the background work of the server. A
 web process asks the hot tier about every address in its first minute, since it cannot know which ones failed before it

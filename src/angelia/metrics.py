@@ -11,7 +11,7 @@ if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
     # The library asks the kernel at every count whether it is in another process: 1.3 µs, five times a request.
     _process_id = cache(os.getpid)
     os.register_at_fork(after_in_child=_process_id.cache_clear)
-    values.ValueClass = values.MultiProcessValue(_process_id)
+    values.ValueClass = values.MultiProcessValue(_process_id)  # type: ignore[no-untyped-call]
 
 # A gauge that one process at a time sets, as ticks do: its newest value counts.
 _LatestGauge = partial(Gauge, multiprocess_mode="mostrecent")

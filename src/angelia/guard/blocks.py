@@ -63,13 +63,15 @@ class AddressBlocks:
         self._missed = False  # what is missed while the ledger is read is for the next time
         try:
             async with self._ledger.reading() as tx:
-                found, _ = await store.blocks(tx, now, None, _REMEMBERED)
+                found, total = await store.blocks(tx, now, None, _REMEMBERED)
         except BaseException:
             self._missed = True
             raise
         if self._changes != changes:
             self._missed = self._missed or missed
             return True
+        if total > len(found):
+            log.warning("more addresses are blocked than a web process remembers", blocked=total, remembered=len(found))
         self._recorded = {block.address: block.expires_at for block in found}
         kept = self._unrecorded.keys() if missed else self._heard.keys() - self._recorded.keys()
         heard = {subject: self._heard[subject] for subject in kept if subject in self._heard}

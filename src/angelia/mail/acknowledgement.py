@@ -270,7 +270,10 @@ def _parsed(agent: AgentRow, document: ReceiptDocument | None, now: datetime) ->
 
 def _check_lease(token: LeaseToken, lease: Lease | None, now: datetime) -> None:
     if lease is not None and lease.held_by_other(token.secret, now):
-        raise LeaseLost("somebody else has this message by now", hint="whoever has it settles it; else it comes again")
+        raise LeaseLost(
+            "another process of yours holds the lease of this message",
+            hint="that process settles it; if it does not, the message is delivered again",
+        )
 
 
 def _outcome(ack: _CheckedAck, outcome: Acknowledged | Exception | None) -> Acknowledged | AngeliaError | None:

@@ -75,7 +75,7 @@ class GroupCommit(Generic[Item, Result]):
         try:
             async with self._opened() as tx:
                 results = await self._batch(tx, [item for item, _ in batch])
-                # Inside, so that results that do not fit the items roll back: afterwards, a retry would write twice.
+                # Inside, so that a transaction whose results do not fit the items rolls back and can be tried again.
                 outcomes = list(zip(batch, results, strict=True))
         except Unavailable as error:
             # The commit may have happened or not: a second try here could write twice, so the caller decides.
