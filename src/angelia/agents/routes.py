@@ -48,7 +48,7 @@ def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> lis
         return Answer(body=profile)
 
     async def me(call: Call) -> Answer:
-        # Read anew: the guard's cached agent may be a second old, and clients ask this after a change.
+        # Read anew: the guard's agent may be some seconds old, and clients ask this after a change.
         return Answer(body=_record(await agents.by_id(call.agent.id)))
 
     async def claim_handle(call: Call) -> Answer:
