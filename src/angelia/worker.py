@@ -94,7 +94,7 @@ def run(handover: Handover, report: StartReport) -> None:
             report.ready()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            self._acceptor.close()
+            await self._acceptor.close()
             application.stop_waiting()
             await super().shutdown(sockets=sockets)
 

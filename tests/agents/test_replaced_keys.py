@@ -291,8 +291,8 @@ async def test_a_read_that_overlaps_a_replacement_is_not_remembered(
     late = asyncio.create_task(agents.by_key_id(old.key_id, NOW))
     await read_it.wait()
     monkeypatch.setattr(store, "by_key_ids", by_key_ids)
-    await replace(ledger, old.id, new, old_valid_for=timedelta(0))
-    await agents.forget_keys(old.key_id)
+    async with agents.changing(UUID(old.id)) as tx:
+        await replace_key(tx, UUID(old.id), new.public_key, NOW, old_valid_for=timedelta(0))
     go_on.set()
     assert (await late)[1] == old.public_key
     assert await agents.by_key_id(old.key_id, NOW) is None

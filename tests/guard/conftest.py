@@ -13,10 +13,10 @@ import redis.asyncio
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from doorways import dead_ledger
+from doorways import dead_hot_tier, dead_ledger
 from guarded_routes import Gate
 
-__all__ = ["dead_ledger"]
+__all__ = ["dead_hot_tier", "dead_ledger"]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def gate(ledger: Ledger, hot: HotTier, redis_url: str) -> AsyncIterator[Ca
         await client.set("ang:birth", f"{hot.run_id}:{int(time.time() * 1000) - 60_000}")
         await client.aclose()
 
-        def make(*, open_mode: bool = False, **values: Any) -> Gate:
+        def make(*, open_mode: bool = False, hot: HotTier = hot, **values: Any) -> Gate:
             values.setdefault("limits", {"register": "off"})
             gate = Gate(ledger, hot, Settings(**values), open_mode=open_mode)
             stack.push_async_callback(gate.client.aclose)

@@ -28,9 +28,8 @@ def replaced(ledger: Ledger):
         new = Agent()
         new.id = agent.id
         at = edge.clock() - ago
-        async with ledger.transaction() as tx:
+        async with it.agents.changing(UUID(agent.id)) as tx:
             await replace_key(tx, UUID(agent.id), new.public_key, at, old_valid_for=old_valid_for)
-        await it.agents.forget_keys(agent.key_id, new.key_id)
         return new
 
     return run

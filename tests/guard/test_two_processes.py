@@ -16,6 +16,7 @@ from angelia.guard import recent_failures
 from angelia.guard.model import parse_address
 from angelia.guard.recent_failures import RecentFailures
 from angelia.settings import Settings
+from angelia.stores import wake as wake_module
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
@@ -250,4 +251,37 @@ async def test_after_an_interruption_the_ledger_decides_and_no_block_is_lost_bef
     it.wake._topics[blocks_module.TOPIC].ears.clear()  # what is said next is missed
     await other.blocks.unblock(OPERATOR, STRANGER, now)
     await it.blocks.refresh(now)
+    assert not it.blocks.includes(STRANGER, now)
+
+
+async def test_while_the_hot_tier_is_away_a_block_holds_and_ends_in_all_processes_by_the_ledger(
+    gate, dead_hot_tier: HotTier
+) -> None:
+    it, other = gate(hot=dead_hot_tier), gate(hot=dead_hot_tier)
+    now, stranger = datetime.now(UTC), it.client_from(STRANGER)
+    assert (await stranger.get("/other")).status_code == 200
+    await other.blocks.block(OPERATOR, STRANGER, "noise", None, now)
+    assert not await it.blocks.refresh(now)
+    assert (await stranger.get("/other")).status_code == 403
+    await other.blocks.unblock(OPERATOR, STRANGER, now)
+    assert not await it.blocks.refresh(now)
+    assert (await stranger.get("/other")).status_code == 200
+
+
+async def test_a_process_that_hears_nothing_does_not_keep_a_block_that_another_one_lifted(
+    gate, elsewhere, client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, now = gate(), datetime.now(UTC)
+    await has_heard_for(it)
+    monkeypatch.setattr(wake_module, "_RECONNECT_SECONDS", MINUTE)
+    for one in await client.client_list():
+        if int(one["sub"]) > 0:
+            await client.client_kill_filter(_id=one["id"])
+    await until(lambda: it.wake.heard_since(blocks_module.TOPIC) is None)
+    await it.blocks.refresh(now)
+    await it.blocks.block(OPERATOR, STRANGER, "", None, now)
+    assert it.blocks.includes(STRANGER, now)
+    await elsewhere().blocks.unblock(OPERATOR, STRANGER, now)
+    assert it.blocks.includes(STRANGER, now), "nothing told it"
+    assert not await it.blocks.refresh(now)
     assert not it.blocks.includes(STRANGER, now)

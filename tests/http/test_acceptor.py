@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
+import uvloop
 
 from angelia.http import acceptor
 from angelia.http.acceptor import Acceptor
@@ -22,6 +24,16 @@ class Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)  # type: ignore[attr-defined]
+
+
+def on_uvloop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Runs a test on the event loop of a web process."""
+
+    @functools.wraps(test)
+    def run(**fixtures: object) -> None:
+        uvloop.run(test(**fixtures))
+
+    return run
 
 
 @pytest.fixture
@@ -39,6 +51,7 @@ async def echoed(listener: socket.socket) -> bytes:
     return answer
 
 
+@on_uvloop
 async def test_every_connection_gets_a_protocol_and_sends_small_packets_at_once(listener: socket.socket) -> None:
     made: list[Echo] = []
 
@@ -49,28 +62,45 @@ async def test_every_connection_gets_a_protocol_and_sends_small_packets_at_once(
     accepting = Acceptor(listener, protocol)
     assert await asyncio.gather(*(echoed(listener) for _ in range(20))) == [b"hello"] * 20
     assert [bool(one.no_delay) for one in made] == [True] * 20
-    accepting.close()
+    await accepting.close()
 
 
+@on_uvloop
 async def test_of_connections_that_wait_only_a_few_are_taken_in_one_turn(listener: socket.socket) -> None:
     waiting = [socket.create_connection(listener.getsockname()) for _ in range(10)]
     accepting = Acceptor(listener, Echo)
     accepting._accept()
     assert len(accepting._opening) == acceptor._AT_ONCE
-    accepting.close()
+    await accepting.close()
     for one in waiting:
         one.close()
 
 
+@on_uvloop
 async def test_after_close_the_connections_are_left_to_others(listener: socket.socket) -> None:
-    Acceptor(listener, Echo).close()
-    waiting = asyncio.create_task(echoed(listener))
-    await asyncio.sleep(0)
-    other = Acceptor(listener, Echo)
-    assert await waiting == b"hello"
-    other.close()
+    made: list[Echo] = []
+    closed = Acceptor(listener, lambda: made.append(Echo()) or made[-1])  # type: ignore[func-returns-value]
+    await closed.close()
+    with listener.dup() as same:
+        other = Acceptor(same, Echo)
+        assert await echoed(listener) == b"hello"
+        await other.close()
+    assert made == []
 
 
+@on_uvloop
+async def test_what_was_accepted_before_the_close_has_its_protocol_after_it(listener: socket.socket) -> None:
+    made: list[Echo] = []
+    waiting = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+    accepting = Acceptor(listener, lambda: made.append(Echo()) or made[-1])  # type: ignore[func-returns-value]
+    accepting._accept()
+    await accepting.close()
+    assert [hasattr(one, "transport") for one in made] == [True] * 3
+    for one in waiting:
+        one.close()
+
+
+@on_uvloop
 async def test_a_process_without_descriptors_pauses_and_goes_on(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,13 +120,14 @@ async def test_a_process_without_descriptors_pauses_and_goes_on(
         accepting = Acceptor(exhausted, Echo)
         assert await echoed(listener) == b"hello"
         assert Exhausted.tries >= 3
-        accepting.close()
+        await accepting.close()
 
 
+@on_uvloop
 async def test_a_client_that_went_away_before_it_was_accepted_is_no_error(listener: socket.socket) -> None:
     accepting = Acceptor(listener, Echo)
     for _ in range(3):
         with socket.create_connection(listener.getsockname()) as gone:
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closed by a reset
     assert await echoed(listener) == b"hello"
-    accepting.close()
+    await accepting.close()

@@ -35,7 +35,7 @@ log.debug("too quiet to be written")
 """
 # The line of a request as it is written directly, between two others, and as structlog writes the same members.
 REQUESTS = r"""
-import asyncio, sys
+import sys
 import structlog
 from angelia.http import logs
 from angelia.settings import Settings
@@ -45,16 +45,14 @@ log = structlog.get_logger("angelia.request")
 hostile = "/a\x1b[2J\n\x7f\x9b\u2028forged\xe9"
 plain = dict(request_id="f" * 32, method="GET", path="/", status=200, address="192.0.2.1")
 failed = plain | dict(path=hostile, caller="jwt " + hostile, code="internal", cause=repr(hostile) + hostile, status=500)
-async def write():
-    log.warning("before")
-    for members in (plain | dict(caller=None, code=None, cause=None), failed):
-        if logs.requests.wanted:
-            logs.requests.write(seconds=0.0123456, **members)
-            stream, logs.requests._stream = logs.requests._stream, None
-            logs.requests.write(seconds=0.0123456, **members)
-            logs.requests._stream = stream
-    log.warning("after")
-asyncio.run(write())
+log.warning("before")
+for members in (plain | dict(caller=None, code=None, cause=None), failed):
+    if logs.requests.wanted:
+        logs.requests.write(seconds=0.0123456, **members)
+        stream, logs.requests._stream = logs.requests._stream, None
+        logs.requests.write(seconds=0.0123456, **members)
+        logs.requests._stream = stream
+log.warning("after")
 """
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
@@ -73,8 +74,10 @@ async def whole(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, kind: type[BoundedProtocol]) -> AsyncIterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
+async def serving(
+    app: ASGIApp, kind: type[BoundedProtocol], listener: socket.socket | None = None
+) -> AsyncIterator[int]:
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     yield listener.getsockname()[1]
@@ -97,6 +100,23 @@ async def test_an_ordinary_request_passes_with_a_large_body_and_pipelined_neighb
     _, answer = await ask(port, post + post + last)
     assert answer.count(b"HTTP/1.1 200") == 3
     assert answer.count(b"300000") == 2
+
+
+async def test_a_request_whose_sender_reset_the_connection_before_it_was_accepted_is_not_served() -> None:
+    served: list[object] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope["client"])
+        await echo(scope, receive, send)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with socket.create_connection(listener.getsockname()) as hidden:  # its address cannot be asked for any more
+        hidden.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        hidden.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    async with serving(noting, BoundedProtocol, listener) as port:
+        assert (await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
+    assert len(served) == 1
+    assert served[0] is not None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import REGISTRY
+from starlette.types import Send
 
 from angelia.api import EVENT_STREAM, HEARTBEAT, Access, Answer, Call, sse
 from angelia.errors import Unavailable
@@ -17,7 +18,7 @@ from angelia.http.edge import MOST_WAITS
 from angelia.stores.wake import about_to_wait
 from edge_setup import route
 from http_agents import HOST
-from probe_edge import Doorway
+from probe_edge import ADDRESS, Doorway
 
 OTHER = "application/vnd.example"
 
@@ -38,6 +39,7 @@ class Patience:
             route("POST", "/api/v1/wait", self._wait, anyone, waits=True),
             route("GET", "/v1/stream", self._stream, anyone, media=EVENT_STREAM, waits=True),
             route("GET", "/v1/broken-stream", self._break, anyone, media=EVENT_STREAM, waits=True),
+            route("GET", "/v1/tidy-stream", self._tidy, anyone, media=EVENT_STREAM, waits=True),
             route("GET", "/v1/broken-wait", self._fail, anyone, waits=True),
             route("POST", "/v1/other", self._other, anyone, reads=("application/json", OTHER)),
         ]
@@ -80,6 +82,18 @@ class Patience:
         async def lines() -> AsyncIterator[bytes]:
             yield sse("first", b"{}")
             raise RuntimeError("in mid-stream")
+
+        return Answer(stream=lines(), content_type=EVENT_STREAM)
+
+    async def _tidy(self, call: Call) -> Answer:
+        async def lines() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield HEARTBEAT
+            finally:
+                self.began.set()
+                await asyncio.sleep(0.01)
+                self.how = "tidied"
 
         return Answer(stream=lines(), content_type=EVENT_STREAM)
 
@@ -212,6 +226,60 @@ async def test_a_stream_ends_when_nobody_listens_any_more(
         assert (await logged(captured_log))["status"] == 200
     assert patience.how == "cancelled"
     assert not any(one["log_level"] == "error" for one in captured_log)
+
+
+@pytest.mark.parametrize("send", [1, 4, 5], ids=["head", "last event", "end"])
+async def test_a_caller_that_hangs_up_during_a_send_ends_its_stream_without_an_error(
+    doorway: Doorway, patience: Patience, captured_log: list[Any], send: int
+) -> None:
+    patience.go_on.set()
+    begun, gone = 0, asyncio.Event()
+
+    async def hang_up(message: Any) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == send:
+            gone.set()
+            await asyncio.sleep(0.01)  # a send waits while its peer does not read
+
+    await ended_well(doorway, "/v1/stream", gone, hang_up, captured_log)
+    assert begun >= send
+
+
+async def test_a_caller_that_hangs_up_while_its_stream_is_closed_does_not_cut_the_clean_up_short(
+    doorway: Doorway, patience: Patience, captured_log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("angelia.http.edge.STREAM_SECONDS", 0.0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    await ended_well(doorway, "/v1/tidy-stream", patience.began, send, captured_log)
+    assert patience.how == "tidied"
+
+
+async def ended_well(doorway: Doorway, path: str, gone: asyncio.Event, send: Send, captured_log: list[Any]) -> None:
+    """Asks for a stream, hangs up when `gone` is set, and checks that this was no error."""
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", HOST.encode())],
+        "client": (ADDRESS, 50000),
+    }
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    request = asyncio.create_task(doorway.edge(scope, receive, send))
+    await asyncio.wait([request], timeout=5)
+    assert request.done()
+    assert not request.cancelled()
+    assert request.exception() is None
+    assert doorway.edge._waits == {}
+    assert [(one["event"], one["status"], one["log_level"]) for one in captured_log] == [("request", 200, "info")]
 
 
 async def test_a_stream_that_breaks_off_is_not_a_whole_one(doorway: Doorway, captured_log: list[Any]) -> None:

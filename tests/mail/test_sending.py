@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import uuid4
@@ -11,6 +13,7 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
+import redis.asyncio
 
 from angelia.envelope import json_form, media_type, sealing
 from angelia.envelope.ids import KeyType
@@ -26,6 +29,7 @@ from angelia.mail import model
 from angelia.mail.service import SendResult
 from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
+from angelia.stores import hot_line
 from http_agents import Server
 from keyholder import now_ms
 from mail_agents import NO_LIMITS, Correspondent
@@ -150,6 +154,94 @@ async def test_a_hot_tier_that_fails_after_the_commit_does_not_change_the_answer
 
     monkeypatch.setattr(office.queues, "enqueue_all", fail)
     assert await attempt(office, alice, alice.seal(bob, created_at=unix_ms(now)), now) == "new"
+
+
+# A hot tier that hangs: it takes scripts and does not answer.
+
+
+@pytest.fixture
+async def hanging(
+    office: PostOffice, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[], AbstractAsyncContextManager[None]]]:
+    """`async with hanging():` is a while in which the hot tier hangs."""
+    monkeypatch.setattr(hot_line, "ANSWER_SECONDS", 0.5)
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await client.ping()
+    await office.hot.birth()  # it is connected before
+
+    @asynccontextmanager
+    async def hang() -> AsyncIterator[None]:
+        await client.client_pause(60_000, all=False)  # scripts and writes: a pause of all commands could not be ended
+        try:
+            yield
+        finally:
+            await client.client_unpause()
+
+    yield hang
+    await client.aclose()
+
+
+async def test_a_hot_tier_that_hangs_in_mid_batch_is_waited_for_once_and_what_came_before_is_accepted(
+    office: PostOffice,
+    hanging: Callable[[], AbstractAsyncContextManager[None]],
+    alice: Correspondent,
+    bob: Correspondent,
+    carol: Correspondent,
+    now: datetime,
+    connection: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = PolicyRuleBody(Effect.ALLOW, Action.SEND, "alice", "*", priority=5, rate="100/1m")
+    await office.policy.add("op", rule, now)
+    spend, spent = office.policy._hot.spend, 0
+
+    async def hang_at_the_third(*args: object) -> int:
+        nonlocal spent
+        spent += 1
+        if spent != 3:
+            return await spend(*args)  # type: ignore[arg-type]
+        async with hanging():
+            return await spend(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(office.policy._hot, "spend", hang_at_the_third)
+    sealed = [alice.seal(to, created_at=unix_ms(now)) for to in (bob, carol) * 4]
+    outcomes = await office.mail.send_many(await office.agent(alice), sealed, now)
+    assert [getattr(one, "code", "stored") for one in outcomes] == ["stored"] * 2 + ["unavailable"] * 6
+    assert spent == 3, "the hot tier was waited for once"
+    assert await left(connection) == {"envelopes": 2, "sent_ids": 2, "delivery_receipts": 2}
+    assert [len(await office.poll(who, now)) for who in (bob, carol)] == [1, 1]
+
+
+async def test_a_hot_tier_that_hangs_after_the_commit_is_asked_for_all_recipients_at_once_and_all_are_accepted(
+    office: PostOffice,
+    hanging: Callable[[], AbstractAsyncContextManager[None]],
+    alice: Correspondent,
+    bob: Correspondent,
+    carol: Correspondent,
+    now: datetime,
+    connection: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enqueue_all, steps = office.queues.enqueue_all, []
+
+    async def noted(*args: object) -> int:
+        steps.append("asked")
+        try:
+            return await enqueue_all(*args)  # type: ignore[arg-type]
+        except Unavailable:
+            steps.append("no answer")
+            raise
+
+    monkeypatch.setattr(office.queues, "enqueue_all", noted)
+    sealed = [alice.seal(to, created_at=unix_ms(now)) for to in (bob, carol, alice) * 2]
+    async with hanging():
+        outcomes = await office.mail.send_many(await office.agent(alice), sealed, now)
+    assert steps == ["asked"] * 3 + ["no answer"] * 3
+    assert [isinstance(one, SendResult) and one.new for one in outcomes] == [True] * 6
+    assert await left(connection) == {"envelopes": 6, "sent_ids": 6, "delivery_receipts": 6}
+    later = now + 10 * SECOND
+    await office.background.reconcile(later)
+    assert [len(await office.poll(who, later)) for who in (bob, carol, alice)] == [2, 2, 2]
 
 
 # The clock.
@@ -458,6 +550,49 @@ async def test_a_binary_batch_that_cannot_be_split_is_refused_as_a_whole(
     assert await bob.poll(server) == []
 
 
+async def test_a_binary_batch_without_an_envelope_is_refused(
+    server: Server, alice: Correspondent, connection: asyncpg.Connection
+) -> None:
+    answer = await binary_batch(server, alice, b"")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert answer.json()["title"] == "a batch has 1 to 100 messages"
+    assert await left(connection) == NOTHING
+
+
+async def test_a_binary_batch_over_16_mib_is_413_whether_or_not_it_tells_its_length(
+    server: Server, alice: Correspondent, bob: Correspondent, connection: asyncpg.Connection
+) -> None:
+    body = media_type.write_batch([alice.seal(bob)]).ljust(16 * MIB + 1, b"\0")
+
+    async def in_parts() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), MIB):
+            yield body[at : at + MIB]
+
+    headers = {**alice.signed("POST", "/v1/messages/batch", body), "content-type": MEDIA_TYPE}
+    undeclared = await server.request("POST", "/v1/messages/batch", content=in_parts(), headers=headers)
+    for answer in (await binary_batch(server, alice, body), undeclared):
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+        assert answer.json()["hint"] == "this path takes at most 16,777,216 bytes"
+    within = await binary_batch(server, alice, body[:-1])
+    assert (within.status_code, within.json()["code"]) == (400, "invalid_argument"), "it was read, and is no batch"
+    assert await left(connection) == NOTHING
+
+
+async def test_an_envelope_that_is_too_large_is_refused_beside_others_of_its_binary_batch(
+    server: Server, alice: Correspondent, bob: Correspondent, connection: asyncpg.Connection
+) -> None:
+    before, large, after = (alice.seal(bob, str(n).encode()) for n in range(3))
+    large = replace(large, wire=large.wire.ljust(MAX_ENVELOPE + 1, b"\0"))
+    answer = await binary_batch(server, alice, media_type.write_batch([before, large, after]))
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert [one.get("new", False) for one in results] == [True, False, True]
+    assert results[1]["problem"]["code"] == "invalid_argument"
+    assert results[1]["problem"]["title"] == "an envelope has at most 1,122,304 bytes, this has 1,122,305"
+    assert await left(connection) == {"envelopes": 2, "sent_ids": 2, "delivery_receipts": 2}
+    assert [bob.opened(one) for one in await bob.poll(server)] == [b"0", b"2"]
+
+
 async def test_a_fault_of_the_ledger_in_mid_batch_hits_the_message_that_caused_it(
     server: Server, alice: Correspondent, bob: Correspondent, connection: asyncpg.Connection
 ) -> None:
@@ -476,6 +611,70 @@ async def test_a_fault_of_the_ledger_in_mid_batch_hits_the_message_that_caused_i
         *["taken"] * 4,
     ]
     assert await left(connection) == {"envelopes": 8, "sent_ids": 8, "delivery_receipts": 8}
+
+
+@pytest.fixture
+async def unreadable(office: PostOffice, now: datetime, connection: asyncpg.Connection) -> AsyncIterator[Correspondent]:
+    """An agent whose keys cannot be read: a statement that looks for them fails."""
+    dave = Correspondent()
+    await dave.enter(office, "dave", now)  # type: ignore[arg-type]
+    await connection.execute(
+        "CREATE FUNCTION choke(agent varchar) RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN IF agent = 'dave' THEN RAISE 'no'; END IF; RETURN true; END $$;"
+        "CREATE POLICY choke ON key_records USING (choke(agent_nhi));"
+        "ALTER TABLE key_records ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+    )
+    yield dave
+    await connection.execute(
+        "ALTER TABLE key_records DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;"
+        "DROP POLICY choke ON key_records"
+    )
+
+
+async def test_a_message_that_the_ledger_cannot_check_leaves_the_others_of_its_batch_accepted(
+    server: Server,
+    alice: Correspondent,
+    bob: Correspondent,
+    unreadable: Correspondent,
+    connection: asyncpg.Connection,
+) -> None:
+    sealed = [alice.seal(unreadable if n == 4 else bob) for n in range(9)]
+    answer = await batch(server, alice, [json_form.to_fields(one) for one in sealed])
+    assert answer.status_code == 200, answer.text
+    problems = [one["problem"]["code"] if "problem" in one else "taken" for one in answer.json()["results"]]
+    assert problems == [*["taken"] * 4, "unavailable", *["taken"] * 4]
+    alone = await alice.mail(server, sealed[4])
+    assert (alone.status_code, alone.json()["code"], alone.json()["hint"]) == (503, "unavailable", "try again")
+    assert await left(connection) == {"envelopes": 8, "sent_ids": 8, "delivery_receipts": 8}
+
+
+async def test_a_message_that_the_ledger_cannot_check_holds_up_no_other_sender_in_its_group(
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    carol: Correspondent,
+    unreadable: Correspondent,
+    now: datetime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check, groups = office.mail._checks._batch, list[int]()
+
+    async def noted(tx: object, offers: list[object]) -> object:
+        groups.append(len(offers))
+        return await check(tx, offers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(office.mail._checks, "_batch", noted)
+    for who in (alice, carol):
+        await office.agent(who)  # known before, so that all three come at once
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(
+            attempt(office, carol, carol.seal(bob, created_at=unix_ms(now)), now),
+            attempt(office, alice, alice.seal(unreadable, created_at=unix_ms(now)), now),
+            attempt(office, alice, alice.seal(bob, created_at=unix_ms(now)), now),
+        )
+        assert groups == [3, 1, 1, 1], "one group, and then one by one"
+        assert outcomes == ["new", "unavailable", "new"]
+        assert await attempt(office, carol, carol.seal(bob, created_at=unix_ms(now)), now) == "new"
 
 
 async def test_messages_of_one_batch_keep_their_order(server: Server, alice: Correspondent, bob: Correspondent) -> None:

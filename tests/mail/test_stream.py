@@ -14,8 +14,10 @@ import httpx
 import pytest
 
 from angelia.envelope.receipts import ReceiptStatus, receipt_document
+from angelia.http.edge import MOST_WAITS
 from angelia.mail import delivery as delivery_module
 from angelia.mail import routes as routes_module
+from angelia.mail.hot_store import arrivals
 from angelia.stores.wake import encode_event
 from http_agents import HOST, Server
 from mail_agents import Correspondent, Got
@@ -65,9 +67,10 @@ class Line:
 
 
 @pytest.fixture
-async def port(server: Server) -> AsyncIterator[int]:
+async def port(server: Server, office: PostOffice) -> AsyncIterator[int]:
     async with listening(server.application) as port:
         yield port
+        office.wake.stop()  # a stream that outlived its caller would keep the server from stopping
 
 
 @pytest.fixture
@@ -93,14 +96,20 @@ def got(said: Said) -> Got:
 
 
 def waited_for(office: PostOffice) -> set[str]:
-    """The topics that streams and polls wait for; the guard follows one of its own."""
-    return {topic for topic in office.wake._topics if ":guard:" not in topic}
+    """The topics that streams and polls wait for; the guard and the agents follow topics of their own."""
+    return {topic for topic in office.wake._topics if ":guard:" not in topic and ":agents:" not in topic}
 
 
 async def listens(office: PostOffice, who: Correspondent) -> None:
     """Wait until the stream of an agent is subscribed to what comes."""
     async with asyncio.timeout(5):
         while not any("events" in topic for topic in waited_for(office)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110 - what is looked at tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -303,6 +312,39 @@ async def test_a_caller_that_hangs_up_during_a_long_poll_leases_nothing(
     await office.sent(alice, bob, now)
     (message,) = await office.poll(bob, now)
     assert message.attempt == 1
+
+
+async def test_an_agent_waits_in_twenty_polls_and_streams_at_most_until_it_hangs_up(
+    server: Server, office: PostOffice, port: int, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    poll, stream = "/v1/messages?wait_timeout_seconds=30", "/v1/messages/stream"
+
+    def waiting(who: Correspondent) -> int:
+        topic = office.wake._topics.get(arrivals(who.handle))
+        return len(topic.ears) if topic else 0
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+        async def ask(who: Correspondent, url: str) -> httpx.Response:
+            return await client.get(url, headers={**who.signed("GET", url), "host": HOST})
+
+        for _ in range(2):  # the second time shows that each hang-up made room
+            asking = [asyncio.create_task(ask(bob, url)) for url in (poll, stream) * (MOST_WAITS // 2)]
+            await until(lambda: waiting(bob) == MOST_WAITS)
+            for url in ("/v1/messages?wait_timeout_seconds=1", stream):
+                refused = await ask(bob, url)
+                assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+                assert refused.headers["retry-after"] == "5"
+            assert (await ask(bob, "/v1/messages")).status_code == 200, "it does not wait"
+            asking.append(asyncio.create_task(ask(alice, poll)))
+            await until(lambda: waiting(alice) == 1)
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            await until(lambda: waiting(bob) == 0 and not server.application._waits)
+        late = await office.sent(alice, bob, now)
+        (message,) = (await ask(bob, poll)).json()["messages"]
+    assert (message["replay_key"], message["attempt"]) == (late.replay_key, 1)
 
 
 async def test_a_stream_needs_an_agent_that_may_write(server: Server, bob: Correspondent) -> None:

@@ -333,13 +333,12 @@ async def test_a_message_that_a_follower_cannot_read_does_not_end_the_wake_ups(w
 
     wake.follow("news", Strict())
     async with wake.listening("news", "other") as bell:
-        since = wake.heard_since("news")
+        since = wake.heard_since("news") or 0
         await elsewhere.tell("news", b"\xff")
         await elsewhere.tell("other", b"next")
         assert await bell.wait(5)
         await until(lambda: b"next" in bell.words())
-        assert since is not None
-        assert wake.heard_since("news") == since
+        assert (wake.heard_since("news") or 0) > since > 0, "what the message said is missing"
 
 
 async def test_a_follower_whose_line_broke_is_told_and_counts_from_anew(

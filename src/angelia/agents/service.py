@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from time import monotonic
 from uuid import UUID
 
 from angelia import metrics
@@ -43,7 +44,8 @@ class Agents:
         self._wake = wake
         self._registrations = GroupCommit(ledger.transaction, register_batch)
         self._lookups = GroupCommit(ledger.lookups, _by_key_ids)
-        self._by_key: dict[UUID, tuple[float, AgentRow]] = {}  # when each was read, and the agent
+        self._by_key: dict[UUID | None, tuple[float, AgentRow]] = {}  # when each was read, and the agent
+        self._key_of: dict[UUID, UUID] = {}  # by agent
         self._forgotten = 0
         if wake is not None:
             wake.follow(CHANGES, self)
@@ -74,7 +76,7 @@ class Agents:
         """Changes an agent's profile; None leaves a field as it is. Returns the agent."""
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
-        async with self._ledger.transaction() as tx:
+        async with self.changing(agent.id) as tx:
             before = await lock(tx, agent.id)
             updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures))
             changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(before, f)]
@@ -82,20 +84,18 @@ class Agents:
                 detail = {"changed": ",".join(changed)}
                 event = audit.event("agent_updated", now, actor=updated.handle, object=updated.handle, detail=detail)
                 await audit.record(tx, [event])
-        await self.forget_keys(updated.key_id)
         return updated
 
     async def claim_handle(self, agent: AgentRow, handle: str, now: datetime) -> AgentRow:
         """Gives an agent its handle, which never changes again; idempotent. Returns the agent."""
         check_handle(handle)
         try:
-            async with self._ledger.transaction() as tx:
+            async with self.changing(agent.id) as tx:
                 claimed = await store.claim_handle(tx, agent.id, handle)
                 if claimed is None:
                     return await _claimed_before(tx, agent, handle)
                 event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
                 await audit.record(tx, [event])
-            await self.forget_keys(claimed.key_id)
             return claimed
         except UniqueViolation as error:
             raise AlreadyExists(
@@ -115,19 +115,17 @@ class Agents:
         later; while no wake-ups come, a second later.
         """
         read_at, known = self._by_key.get(key_id, (0.0, None))
-        began = time.monotonic()
+        began = monotonic()
         if known is not None:
             kept_seconds = _KEPT_SECONDS if self._heard_since(read_at) else _KEPT_UNHEARD_SECONDS
             if began < read_at + kept_seconds:
                 return known, known.public_key
         forgotten = self._forgotten
         found = await self._lookups.submit((key_id, now))
-        # A result read before `forget_keys` may be older than the change, so it is not kept. Neither is a former key:
-        # it is rare, and valid only until a time that is not kept with it.
+        # A result read before `ring` may be older than the change, so it is not kept. Neither is a former key: it is
+        # rare, and valid only until a time that is not kept with it.
         if found is not None and found[0].key_id == key_id and forgotten == self._forgotten:
-            if len(self._by_key) >= _MOST_KEPT:
-                self._by_key.clear()
-            self._by_key[key_id] = (began, found[0])
+            self._keep(began, found[0])
         return found
 
     async def valid_former_keys(self, id: UUID, now: datetime) -> list[bytes]:
@@ -135,20 +133,34 @@ class Agents:
         async with self._ledger.reading() as tx:
             return await store.valid_former_keys(tx, id, now)
 
-    async def forget_keys(self, *key_ids: UUID) -> None:
-        """Forgets the agents of these keys, in all processes. Call it after the commit of a change to an agent."""
-        for changed in key_ids:
+    @asynccontextmanager
+    async def changing(self, id: UUID) -> AsyncIterator[Tx]:
+        """Opens a transaction that changes an agent or its keys. Afterwards all processes forget what they remember of
+        the agent; also after an error, since it may have been committed."""
+        try:
+            async with self._ledger.transaction() as tx:
+                yield tx
+        finally:
             if self._wake is None:
-                self.ring(changed.bytes)
+                self.ring(id.bytes)
             else:
-                await self._wake.tell(CHANGES, changed.bytes)
+                await self._wake.tell(CHANGES, id.bytes)
 
     def ring(self, message: bytes = b"") -> None:
-        """A process has changed the agent of a key. An empty message says that some changes may be missing:
-        `Wake.heard_since` knows."""
+        """A process has changed an agent. An empty message says that some changes may be missing: `Wake.heard_since`
+        knows."""
         if message:
-            self._by_key.pop(UUID(bytes=message), None)
+            self._by_key.pop(self._key_of.pop(UUID(bytes=message), None), None)
             self._forgotten += 1
+
+    def _keep(self, read_at: float, agent: AgentRow) -> None:
+        if len(self._by_key) >= _MOST_KEPT:
+            self._by_key.clear()
+            self._key_of.clear()
+        if (before := self._key_of.get(agent.id)) != agent.key_id:
+            self._by_key.pop(before, None)  # replaced, and this process was not told
+        self._key_of[agent.id] = agent.key_id
+        self._by_key[agent.key_id] = (read_at, agent)
 
     def _heard_since(self, then: float) -> bool:
         """Whether this process has heard of all changes since then."""
@@ -252,7 +264,7 @@ async def replace_key(
     """Gives an agent a new request key, which must be a sound one; the old key stays valid for `old_valid_for`.
 
     Zero is for emergencies: it also ends all former keys of the agent. After a Conflict the caller's transaction cannot
-    go on. After the commit the caller calls `Agents.forget_keys` for the old key and the new one.
+    go on. The transaction is one of `Agents.changing`.
     """
     agent = await lock(tx, agent_id)
     new_key_id = key_id(KeyType.ED25519, new_public_key)

@@ -127,7 +127,7 @@ class Tokens:
         return known
 
     async def _present(self, agent: AgentRow, now: datetime) -> AgentRow:
-        """An agent as it is now, by its key: that is remembered too, and forgotten when the agent changes here."""
+        """An agent as it is now, by its key: that is remembered too."""
         found = await self._agents.by_key_id(agent.key_id, now)
         return found[0] if found is not None and found[0].id == agent.id else await self._agents.by_id(agent.id)
 

@@ -13,7 +13,11 @@ import structlog
 # each turn of its event loop leaves the rest to those that are less busy.
 _AT_ONCE = 4
 _PAUSE_SECONDS = 1.0
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+# Another process took the connection, or it failed on its way here, as accept(2) lists: the others may be well.
+_NEXT_TIME = {
+    errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN,
+    errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH, errno.EPERM,
+}  # fmt: skip
 log = structlog.get_logger(__name__)
 
 
@@ -29,21 +33,21 @@ class Acceptor:
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
 
-    def close(self) -> None:
-        """Accepts no more. The listener stays open."""
+    async def close(self) -> None:
+        """Accepts no more. Connections that were accepted have their protocol when this returns; the listener stays
+        open."""
         self._loop.remove_reader(self._listener)
         if self._pause is not None:
             self._pause.cancel()
+        await asyncio.gather(*self._opening)
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # another process took it, or the client went away
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
+                if error.errno in _NEXT_TIME:
+                    return
                 log.error("no connection can be accepted for a second", error=str(error))
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(_PAUSE_SECONDS, self._loop.add_reader, self._listener, self._accept)
@@ -55,7 +59,6 @@ class Acceptor:
     async def _open(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError:
             connection.close()  # it broke before it was open

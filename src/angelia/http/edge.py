@@ -236,7 +236,7 @@ async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, str
         log.exception("a stream broke off", request_id=request.id, path=request.path)
         raise
     finally:
+        request.watch_no_more()  # a hang-up must not cut the stream's own clean-up short
         if isinstance(stream, AsyncGenerator):
             await stream.aclose()
-    request.watch_no_more()
     await send({"type": "http.response.body", "body": b""})

@@ -36,6 +36,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.client is None:
+            # Reset by the peer before it was accepted. The kernel still hands over its request, but not its address, by
+            # which it may be blocked.
+            transport.abort()
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -18,7 +18,7 @@ from angelia.agents.service import Agents
 from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, check_one_time_key
-from angelia.envelope.ids import MAX_HANDLE, KeyType, hot_tag, key_id
+from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.envelope.refusals import SignatureFailed
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment
@@ -92,7 +92,7 @@ class Keys:
         """Accepts an agent's next bundle. With a reason it is a rotation; in an emergency old keys get no grace."""
         bundle = link.bundle
         await asyncio.to_thread(_check, link, one_time)
-        async with self._ledger.transaction() as tx:
+        async with self._agents.changing(agent.id) as tx:
             present = await agents_service.lock(tx, agent.id)
             if bundle.agent_nhi != present.handle:
                 raise InvalidArgument(f"the bundle is for {bundle.agent_nhi}, and this agent is {present.handle}")
@@ -117,12 +117,11 @@ class Keys:
             held = await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
         if not repeated:
             metrics.BUNDLES_PUBLISHED.labels(reason.value if reason else "published").inc()
-            await self._agents.forget_keys(*{agent.key_id, key_id(KeyType.ED25519, bundle.signer.ed25519)})
         return PublishedBundle(bundle.hash, bundle.bundle_version, held, new=not repeated)
 
     async def revoke(self, agent: AgentRow, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
         """Revokes one key, without grace. The active signing pair can only be replaced, not revoked alone."""
-        async with self._ledger.transaction() as tx:
+        async with self._agents.changing(agent.id) as tx:
             present = await agents_service.lock(tx, agent.id)
             found = (await store.records(tx, present.handle, [id])).get(id)
             if found is None:

@@ -218,7 +218,7 @@ class Wake:
             self._topics.setdefault(topic, _Topic()).ears.add(ear)
         if self._line is not None:  # else a new connection subscribes to all topics
             self._line.subscribe(*new)
-        if self._keeper is None:
+        if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep_line(), name="wake-ups")
 
     def _leave(self, ear: Ear, topics: Sequence[str]) -> None:
@@ -254,10 +254,10 @@ class Wake:
                 if self._line is not None:
                     self._line.close()
                 self._line = None
+                for known in self._topics.values():
+                    known.since = None
+                    known.confirmed.clear()
             log.info("wake-ups are interrupted", error=error)
-            for known in self._topics.values():
-                known.since = None
-                known.confirmed.clear()
             self.ring_all()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
@@ -266,8 +266,10 @@ class Wake:
             return  # its own waiters were rung before
         try:
             self.ring(topic, text[_TAG_BYTES:])
-        except Exception:  # one message that cannot be read does not end the wake-ups
+        except Exception:  # one message that cannot be read does not end the wake-ups, but what it said is missing
             log.exception("a wake-up could not be read", topic=topic)
+            self._topics[topic].since = time.monotonic()
+            self.ring(topic)
 
     def _confirmed(self, topic: str) -> None:
         known = self._topics.get(topic)
