@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -101,13 +104,38 @@ PURE_WRITES = {"set_mark"}
 @pytest.fixture
 async def empty(stores: Any, template: str) -> AsyncIterator[asyncpg.Connection]:
     """A database of its own: what is filled and emptied leaves tables behind whose statistics mean nothing."""
+    async with database(stores, template) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def database(stores: Any, template: str, more: str = "") -> AsyncIterator[asyncpg.Connection]:
     name = f"plans_{secrets.token_hex(4)}"
     admin = await asyncpg.connect(stores.admin_url)
-    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER angelia")
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER angelia {more}")
     connection = await asyncpg.connect(stores.named(name))
     yield connection
     await connection.close()
     await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+def make_like(place: Path, other: Path) -> None:
+    """Makes a directory of the same owner."""
+    place.mkdir()
+    os.chown(place, other.stat().st_uid, other.stat().st_gid)
+
+
+@pytest.fixture
+async def empty_on_disk(stores: Any, template: str, disk_directory: Path) -> AsyncIterator[asyncpg.Connection]:
+    """The same for what does not fit into memory."""
+    place = disk_directory / "tablespace"
+    admin = await asyncpg.connect(stores.admin_url)
+    make_like(place, Path(await admin.fetchval("SHOW data_directory")))
+    await admin.execute(f"CREATE TABLESPACE disk LOCATION '{place}'")
+    async with database(stores, template, "TABLESPACE disk") as connection:
+        yield connection
+    await admin.execute("DROP TABLESPACE disk")
     await admin.close()
 
 
@@ -140,9 +168,9 @@ async def test_what_is_asked_for_every_message_looks_it_up_however_many_there_ar
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-async def test_the_same_with_ten_million_messages(empty: asyncpg.Connection) -> None:
-    await fill(empty, 10_000_000)
-    await hot_statements_use_their_indexes(empty)
+async def test_the_same_with_ten_million_messages(empty_on_disk: asyncpg.Connection) -> None:
+    await fill(empty_on_disk, 10_000_000)
+    await hot_statements_use_their_indexes(empty_on_disk)
 
 
 def test_every_statement_is_looked_at() -> None:
