@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -60,6 +61,9 @@ def _fast_place() -> Path:
 
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_fast_place()))  # the parent of pytest's own directories
+
+# A run in the background of a shell ignores Ctrl-C, and so would all its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count(1)
 _left_out: dict[str, int] = {}

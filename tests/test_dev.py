@@ -169,7 +169,6 @@ def test_ctrl_c_in_the_middle_of_the_set_up_leaves_nothing_running(clone: Path) 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as a terminal has it
     )
     assert running.stderr is not None
     while "installing 3 packages" not in running.stderr.readline():

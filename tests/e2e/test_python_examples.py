@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import re
 import secrets
 import signal
@@ -54,8 +53,6 @@ class Desk:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A run in the background of a shell ignores Ctrl-C, and so would its children.
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         try:
             yield child
