@@ -102,7 +102,7 @@ class History:
         wrong, redelivered, after_failed_polls = [], 0, 0
         for way, openings in ways.items():
             for newer, older in self._passed(openings):
-                pair = (newer.handing, older.handing)
+                pair = (newer.handing, older)
                 if older.handing.attempt > 1 or self._was_leased(*pair, self.unanswered, lease):
                     redelivered += 1
                 elif self._was_leased(*pair, self._died_under(), lease):
@@ -149,9 +149,10 @@ class History:
         """When its sender got the answer; without one, the message may have been accepted at any time."""
         return self.acknowledged.get(one.handing.replay_key, float("inf"))
 
-    def _was_leased(self, newer: Handing, older: Handing, polls: list[tuple[str, float]], lease: float) -> bool:
-        """Whether the older one may have been leased before, by one of these polls, whose answer never came."""
-        since = self.acknowledged[older.replay_key]
+    def _was_leased(self, newer: Handing, older: Opening, polls: list[tuple[str, float]], lease: float) -> bool:
+        """Whether the older one may have been leased before, by one of these polls, whose answer never came. That may
+        have been before its sender had an answer: a killed server may have stored it, and answered a later try."""
+        since = self.tries[older.body].at
         return any(
             who == newer.recipient and since < until <= newer.at <= until + lease + TRANSIT for who, until in polls
         )

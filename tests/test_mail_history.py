@@ -51,7 +51,7 @@ def test_one_that_was_handed_out_before_may_be_passed() -> None:
 
 
 def test_a_lost_answer_excuses_for_as_long_as_its_lease() -> None:
-    for at, wrong in ((4.0, 0), (0.5, 1), (-9.0, 1)):
+    for at, wrong in ((4.0, 0), (0.5, 0), (-0.1, 1), (-9.0, 1)):
         seen = history((2, 5, 1), (1, 6, 1), acknowledged={1: 1, 2: 3}, tries={1: 0, 2: 2})
         seen.unanswered = [("bob", at), ("carol", 4.0)]
         assert len(seen.check(set(), 5).overtaken) == wrong
