@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,un
 SENDERS, RECIPIENTS, WORKERS = 3, 2, 2
 LEASE = 5
 SHORT_LIFE = 4
-DISK_MB = 400
+DISK_MB, DISK_MB_PER_ROUND = 400, 3  # of each message some 7 kB stay, and as much is in the write-ahead log for a while
 DEATHS = {"kill server", "kill valkey", "tear"}  # after these a lease whose poll failed cannot be given back
 
 
@@ -237,7 +238,8 @@ class Faults:
 def fault_rounds(directory: Path, home: Path, rounds: int, seed: int) -> None:
     chance = random.Random(seed)
     with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(directory, DISK_MB)) if can_mount() else None
+        size = DISK_MB + DISK_MB_PER_ROUND * rounds
+        disk = stack.enter_context(small_disk(directory, size)) if can_mount() else None
         place = disk.path if disk is not None else directory
         server = ServerProcess(place / f"faults-{secrets.token_hex(4)}", limits=LIMITS, workers=str(WORKERS))
         server.log = directory / f"{server.data_dir.name}.log"
@@ -257,6 +259,7 @@ def fault_rounds(directory: Path, home: Path, rounds: int, seed: int) -> None:
         back = _strike_again_and_again(server, faults, senders, recipients, rounds)
         expired = asyncio.run(_expired(server))
         verdict = history.check(expired, LEASE)
+        print(f"\n{shutil.disk_usage(place).used >> 20:,} MB are used")
         _tell(rounds, seed, back, people, history, verdict, len(expired))
         assert verdict.violations == [], "\n".join(verdict.violations)
         # What was opened just before its end, and acknowledged only after it, has expired all the same.
