@@ -28,7 +28,7 @@ import redis
 from angelia.client import Client
 from angelia.client.transport import Trip
 from angelia.envelope import wire
-from angelia.envelope.refusals import Replayed
+from angelia.envelope.refusals import Expired, Replayed
 from angelia.envelope.wire import Priority
 from angelia.errors import AngeliaError, MessageExpired
 from angelia.mailbox import identity
@@ -152,7 +152,7 @@ class Recipient(Person):
             self.history.openings.append(Opening(handings[opened.message.replay_key], opened.body))
         recovered = {message.replay_key for message in received.recovered}
         for one in received.not_opened:
-            if isinstance(one.error, MessageExpired):
+            if isinstance(one.error, MessageExpired | Expired):
                 continue
             assert isinstance(one.error, Replayed), one.error
             # It was opened, and the acknowledgment had not been confirmed: it may come again, and is not shown.
