@@ -37,7 +37,7 @@ from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.ledger import Ledger
 from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
-from angelia.stores.wake import Bell
+from angelia.stores.wake import Bell, Wake
 from http_agents import Server
 from postgres_superuser import as_superuser
 
@@ -222,6 +222,24 @@ async def redis_url(stores: Stores) -> str:
 async def hot(redis_url: str) -> AsyncIterator[HotTier]:
     hot = HotTier(redis_url)
     yield hot
+    await hot.close()
+
+
+@pytest.fixture
+async def wake(hot: HotTier) -> AsyncIterator[Wake]:
+    """Wake-ups of this process."""
+    wake = Wake(hot)
+    yield wake
+    await wake.close()
+
+
+@pytest.fixture
+async def elsewhere(redis_url: str) -> AsyncIterator[Wake]:
+    """Wake-ups of another process."""
+    hot = HotTier(redis_url)
+    wake = Wake(hot)
+    yield wake
+    await wake.close()
     await hot.close()
 
 

@@ -28,25 +28,8 @@ BEYOND = 1 << 47  # a number so high that scores of low priority pass 2^49
 
 
 @pytest.fixture
-async def wake(hot: HotTier) -> AsyncIterator[Wake]:
-    wake = Wake(hot)
-    yield wake
-    await wake.close()
-
-
-@pytest.fixture
 def queues(hot: HotTier, wake: Wake) -> HotMail:
     return HotMail(hot, wake)
-
-
-@pytest.fixture
-async def elsewhere(redis_url: str) -> AsyncIterator[Wake]:
-    """The waiters of another process."""
-    hot = HotTier(redis_url)
-    wake = Wake(hot)
-    yield wake
-    await wake.close()
-    await hot.close()
 
 
 @pytest.fixture

@@ -24,23 +24,6 @@ async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 @pytest.fixture
-async def wake(hot: HotTier) -> AsyncIterator[Wake]:
-    wake = Wake(hot)
-    yield wake
-    await wake.close()
-
-
-@pytest.fixture
-async def elsewhere(redis_url: str) -> AsyncIterator[Wake]:
-    """The bells of another process."""
-    hot = HotTier(redis_url)
-    wake = Wake(hot)
-    yield wake
-    await wake.close()
-    await hot.close()
-
-
-@pytest.fixture
 async def gone() -> AsyncIterator[Wake]:
     """The bells of a process whose hot tier is away."""
     hot = HotTier("unix:///nonexistent/valkey.sock")
