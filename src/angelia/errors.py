@@ -137,6 +137,10 @@ class UnsupportedMediaType(AngeliaError, code="unsupported_media_type"):
     """The content type is not one that this path reads"""
 
 
+class Unprocessable(AngeliaError, code="unprocessable"):
+    """The request is well formed, and cannot be carried out"""
+
+
 class RateLimited(AngeliaError, code="rate_limited"):
     """Too many requests"""
 

@@ -1,6 +1,7 @@
 """What an operation of the API is: shared by server and SDK. A leaf package: it imports no slice."""
 
-from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role
+from angelia.api.author_proof import AicqAuthorProof, AuthorProof, SignatureAuthorProof, kept_proof
+from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role, subject_of
 from angelia.api.clock import clock
 from angelia.api.operation import JSON, NOTHING, PARAMETER, Access, Operation, Per, Rule, Surface
 from angelia.api.outcomes import ItemProblem, item_problem
@@ -21,7 +22,9 @@ __all__ = [
     "Access",
     "Address",
     "AgentRow",
+    "AicqAuthorProof",
     "Answer",
+    "AuthorProof",
     "Call",
     "Caller",
     "Handler",
@@ -34,13 +37,16 @@ __all__ = [
     "Role",
     "Route",
     "Rule",
+    "SignatureAuthorProof",
     "Surface",
     "Tick",
     "clock",
     "cursor_after",
     "item_problem",
+    "kept_proof",
     "parse_cursor",
     "random_id",
     "sse",
+    "subject_of",
     "uuid_of",
 ]

@@ -26,6 +26,7 @@ class AgentRow:
     email: str
     aicq_signatures: bool
     registered_at: datetime
+    updated_at: datetime
 
     def is_named(self, name: str) -> bool:
         """Whether a name in a path or query is this agent's handle or id."""
@@ -48,6 +49,13 @@ class Role(IntEnum):
 ROLES = {role.label: role for role in Role if role is not Role.NONE}
 
 
+def subject_of(address: Address) -> str:
+    """What is counted and blocked: an IPv4 address, or an IPv6 /64, since one owner has all addresses in it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
 class Caller(msgspec.Struct, frozen=True):
     """A caller that the guard admitted; the only source from which slices know the caller."""
 
@@ -55,6 +63,11 @@ class Caller(msgspec.Struct, frozen=True):
     role: Role = Role.NONE
     agent: AgentRow | None = None
     name: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What is counted and blocked of the caller's address."""
+        return subject_of(self.address)
 
     @property
     def known_as(self) -> str:

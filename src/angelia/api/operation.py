@@ -89,6 +89,7 @@ class Operation(Generic[A]):
     body: Any = None
     query: Any = None
     parameters: Mapping[str, str] = field(default_factory=dict)  # descriptions of the path parameters
+    headers: Mapping[str, str] = field(default_factory=dict)  # descriptions of the headers that a caller may send
     rule: Rule | None = None
     body_limit: int | None = None
     reads: tuple[str, ...] = (JSON,)  # the media types that a body may have

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from angelia.api.author_proof import AuthorProof
 from angelia.api.caller import AgentRow, Caller
 from angelia.api.operation import JSON, Operation, Surface
 from angelia.errors import Denied, InvalidArgument
@@ -30,6 +31,7 @@ class Call(msgspec.Struct):
     body: bytes
     headers: Mapping[str, str]
     prove: Prove
+    author_proof: Callable[[], AuthorProof | None]  # the verified signature of this request; None for a token
     path_names: Sequence[str] = ()
 
     @property

@@ -38,8 +38,13 @@ class AicqProof:
         return raw
 
     def signed(self, body: bytes) -> bytes:
-        """The bytes that were signed; an empty body is signed as {}."""
-        return f"{hashlib.sha256(body or b'{}').hexdigest()}|{self.nonce}|{self.timestamp_ms}".encode()
+        """The bytes that were signed."""
+        return f"{body_hash(body)}|{self.nonce}|{self.timestamp_ms}".encode()
+
+
+def body_hash(body: bytes) -> str:
+    """The hash of a body that is signed; an empty one is signed as {}."""
+    return hashlib.sha256(body or b"{}").hexdigest()
 
 
 def parse(headers: Mapping[str, str], now_ms: int, past_ms: int, ahead_ms: int) -> AicqProof:

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 import msgspec
 import structlog
 
-from angelia.api import Caller
+from angelia.api import Caller, subject_of
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unavailable
 from angelia.guard import store
-from angelia.guard.model import Block, parse_address, subject_of
+from angelia.guard.model import Block, parse_address
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake, wake_topic

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.api import Address, Per, Rule
+from angelia.api import Address, Per, Rule, subject_of
 from angelia.errors import InvalidArgument, SettingsError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -94,13 +94,6 @@ def parse_address(text: str) -> Address:
         raise InvalidArgument("an address with a zone is only known to its own machine")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def subject_of(address: Address) -> str:
-    """What is counted and blocked: an IPv4 address, or an IPv6 /64, since one owner has all addresses in it."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 class ClientAddress(msgspec.Struct, frozen=True):

@@ -10,7 +10,19 @@ import msgspec
 
 from angelia import metrics
 from angelia.agents.service import Agents
-from angelia.api import ROLES, Access, AgentRow, Caller, Operation, Role, Surface, http_signature
+from angelia.api import (
+    ROLES,
+    Access,
+    AgentRow,
+    AicqAuthorProof,
+    AuthorProof,
+    Caller,
+    Operation,
+    Role,
+    SignatureAuthorProof,
+    Surface,
+    http_signature,
+)
 from angelia.envelope.ed25519 import verifying_key
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.times import unix_ms
@@ -74,6 +86,32 @@ class Guard:
         except Unauthenticated as error:
             await self._count_refusal(request, error)
             raise
+
+    def author_proof(self, request: UnverifiedRequest, caller: Caller, body: bytes) -> AuthorProof | None:
+        """The signature by which `identify` knows the caller; None for other credentials, and for a body that is no
+        text, since nobody could verify what is kept of it."""
+        headers = request.headers
+        if caller.agent is None or caller.name is not None:
+            return None
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+        if "signature-input" in headers:
+            return SignatureAuthorProof(
+                method=request.operation.method,
+                authority=self._authority(request),
+                path=request.path,
+                query=request.query,
+                content_digest=headers["content-digest"],
+                signature_input=headers["signature-input"],
+                signature=headers["signature"],
+                request=text,
+            )
+        _, nonce, timestamp, signature = (headers[name] for name in aicq_signature.HEADERS)
+        return AicqAuthorProof(
+            body_hash=aicq_signature.body_hash(body), nonce=nonce, ts=int(timestamp), signature=signature, request=text
+        )
 
     async def prove_possession(self, request: UnverifiedRequest, body: bytes, public_key: bytes) -> bool:
         """Whether the request is signed with this key, which need not be registered. A wrong signature is an error."""

@@ -35,6 +35,7 @@ STATUS = {
     "receipt_archived": 410,
     "too_large": 413,
     "unsupported_media_type": 415,
+    "unprocessable": 422,
     "rate_limited": 429,
     "queue_full": 429,
     "internal": 500,

@@ -114,6 +114,7 @@ class Edge:
             body=body,
             headers=request.headers,
             prove=functools.partial(self._guard.prove_possession, unverified, body),
+            author_proof=functools.partial(self._guard.author_proof, unverified, caller, body),
             path_names=names,
         )
         return await (self._wait_for(request, route, call) if operation.waits else route.handler(call))
@@ -142,7 +143,7 @@ class Edge:
         if request.waits_as is not None:
             return
         assert request.caller is not None, "handlers run for known callers"
-        waits_as = (request.caller.known_as, request.client.text)
+        waits_as = (request.caller.known_as, request.client.subject)
         most = MOST_QUEUE_WAITS if request.surface is Surface.QUEUES else MOST_WAITS
         if self._waits[waits_as] >= most:
             raise RateLimited(

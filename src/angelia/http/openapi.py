@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from angelia import __version__
-from angelia.api import JSON, NOTHING, Access, Operation, Per, Rule, Surface
+from angelia.api import EVENT_STREAM, JSON, NOTHING, Access, Operation, Per, Rule, Surface
 from angelia.http.answers import ErrorText, ProblemDocument
 
 _BYTES = {"type": "string", "format": "binary"}
@@ -68,6 +68,10 @@ def _described(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, 
         "parameters": [
             {"name": name, "in": "path", "required": True, "description": about, "schema": {"type": "string"}}
             for name, about in operation.parameters.items()
+        ]
+        + [
+            {"name": name, "in": "header", "required": False, "description": about, "schema": {"type": "string"}}
+            for name, about in operation.headers.items()
         ],
         "responses": _successes(operation, schemas) | _errors(operation, schemas),
     }
@@ -116,7 +120,8 @@ def _successes(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, 
 
 def _answer(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
     if operation.media is not None:
-        return {"description": "A document", "content": {operation.media: {}}}
+        about = "A stream of events" if operation.media == EVENT_STREAM else "A document"
+        return {"description": about, "content": {operation.media: {}}}
     first, *others = records = _records(operation)
     schema = {"anyOf": [schemas[one] for one in records]} if others else schemas[first]
     also = [one for one in operation.or_else if isinstance(one, str)]
@@ -145,6 +150,7 @@ def _errors(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any
     if operation.method in ("POST", "PUT", "PATCH"):
         statuses["415"] = "The body is of another type"
         statuses["409"] = "It does not fit the present state"
+        statuses["422"] = "A field is too long, or names what is not there"
         statuses["404"] = "There is no such thing"
     v1 = Surface.of(operation.path) is Surface.V1
     kind, media = (ProblemDocument, "application/problem+json") if v1 else (ErrorText, "application/json")
