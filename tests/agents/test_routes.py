@@ -226,3 +226,62 @@ async def test_the_agent_list_pages_by_date_of_registration(start) -> None:
     for bad in ("limit=0", "limit=x", "cursor=zzz", "since=yesterday", "since=2026-11-15T00:00:00"):
         answer = await server.get(f"/v1/agents?{bad}", headers=server.admin)
         assert answer.status_code == 400, bad
+
+
+async def test_the_operator_finds_agents_by_name_the_exact_ones_first(start) -> None:
+    server: Server = await start()
+    names = ("annabel", "ann", "bob", "ann", "an_n", "")
+    ids = [(await server.register(name=name)).id for name in names]
+
+    async def found(**query: str) -> tuple[list[str], int]:
+        answer = (await server.get("/v1/agents", params=query, headers=server.admin)).json()
+        return [agent["id"] for agent in answer["agents"]], answer["total"]
+
+    assert await found(name="ann") == ([ids[1], ids[3], ids[0]], 3)
+    assert await found(name="an_") == ([ids[4]], 1), "an underscore stands for itself"
+    assert await found(name="x") == ([], 0)
+    first = (await server.get("/v1/agents?name=ann&limit=2", headers=server.admin)).json()
+    rest = (await server.get(f"/v1/agents?name=ann&cursor={first['next']}", headers=server.admin)).json()
+    assert [one["id"] for one in first["agents"] + rest["agents"]] == [ids[1], ids[3], ids[0]]
+
+
+async def test_a_record_tells_when_it_changed_last(start) -> None:
+    server: Server = await start()
+    agent = await server.register(name="ann")
+    fresh = (await server.send_signed(agent, "GET", "/v1/agents/me")).json()
+    assert fresh["updated_at"] == fresh["registered_at"]
+    await server.send_signed(agent, "PATCH", "/v1/agents/me", b'{"name": "ann"}')
+    assert (await server.send_signed(agent, "GET", "/v1/agents/me")).json()["updated_at"] == fresh["updated_at"]
+    changed = (await server.send_signed(agent, "PATCH", "/v1/agents/me", b'{"name": "anna"}')).json()
+    assert changed["updated_at"] > fresh["updated_at"]
+
+
+async def test_an_agent_is_found_by_its_handle_or_id_by_other_agents(start) -> None:
+    server: Server = await start()
+    agent, other = await server.register(name="Ann"), await server.register()
+    claim = json.dumps({"handle": "ann"}).encode()
+    assert (await server.send_signed(agent, "PUT", "/v1/agents/me/handle", claim)).status_code == 200
+    assert (await server.get(f"/who/{agent.id}")).json()["handle"] == "ann"
+    for name in ("ann", agent.id):
+        found = await server.send_signed(other, "GET", f"/v1/agents/{name}/profile")
+        assert found.json() == (await server.get(f"/who/{agent.id}")).json()
+    unclaimed = await server.send_signed(agent, "GET", f"/v1/agents/{other.id}/profile")
+    assert "handle" not in unclaimed.json()
+    assert (await server.send_signed(other, "GET", "/v1/agents/nobody/profile")).status_code == 404
+    assert (await server.get("/v1/agents/ann/profile")).status_code == 401
+
+
+async def test_an_agent_that_the_rules_hide_is_answered_for_as_one_that_is_not_there(start) -> None:
+    server: Server = await start()
+    agent, other = await server.register(), await server.register()
+    claim = json.dumps({"handle": "ann"}).encode()
+    assert (await server.send_signed(agent, "PUT", "/v1/agents/me/handle", claim)).status_code == 200
+    for action, subject, object_ in (("keys.read", other.id, "*"), ("send", "*", other.id)):
+        rule = {"effect": "deny", "action": action, "subject": subject, "object": object_, "priority": 9}
+        assert (await server.post("/v1/policies", json=rule, headers=server.admin)).status_code == 201
+    hidden, missing = [
+        (await server.send_signed(other, "GET", f"/v1/agents/{name}/profile")) for name in ("ann", "nob")
+    ]
+    assert (hidden.status_code, hidden.json()["code"]) == (missing.status_code, missing.json()["code"])
+    assert hidden.status_code == 403
+    assert hidden.json()["title"].replace("ann", "nob") == missing.json()["title"]

@@ -14,6 +14,7 @@ from angelia.api import NOTHING, Access, Moment, Operation, PageQuery, Per, Rule
 TAG = "agents"
 REGISTER_RULE = Rule("register", 10, 3_600_000, Per.ADDRESS)
 WHO_RULE = Rule("who", 100, 60_000, Per.ADDRESS)
+PROFILE_RULE = Rule("profile", 600, 60_000, Per.AGENT)
 IDENTITY_RULE = Rule("identity", 60, 60_000, Per.AGENT)
 
 
@@ -33,9 +34,10 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
 
 
 class AgentProfile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A public profile; name and e-mail are left out when empty."""
+    """A public profile; name and e-mail are left out when empty, and so is a handle that was never claimed."""
 
     id: UUID
+    handle: str = ""
     name: str = ""
     email: str = ""
     public_key: bytes
@@ -52,6 +54,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     email: str
     registered_at: datetime
+    updated_at: datetime
     aicq_signatures: bool
 
 
@@ -72,6 +75,9 @@ class AgentChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class AgentQuery(PageQuery, frozen=True, kw_only=True):
     """Agents by date of registration."""
 
+    name: (
+        Annotated[str, msgspec.Meta(description="Those of this name, then those whose name begins with it")] | None
+    ) = None
     since: Annotated[Moment, msgspec.Meta(description="Registered at this time or later")] | None = None
     until: Annotated[Moment, msgspec.Meta(description="Registered before this time")] | None = None
 
@@ -108,6 +114,10 @@ REGISTER = Operation(
 WHO = Operation(
     TAG, "GET", "/who/{id}", Access.ANYONE, "Public profile of an agent", AgentProfile,
     parameters={"id": "The agent's id"}, rule=WHO_RULE,
+)  # fmt: skip
+PROFILE = Operation(
+    TAG, "GET", "/v1/agents/{agent}/profile", Access.AGENT, "Public profile of an agent, by handle or id", AgentProfile,
+    parameters=_AGENT, rule=PROFILE_RULE,
 )  # fmt: skip
 ME = Operation(TAG, "GET", "/v1/agents/me", Access.AGENT, "The calling agent", AgentRecord)
 UPDATE = Operation(

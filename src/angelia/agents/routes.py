@@ -36,16 +36,23 @@ def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> lis
         answer = api.RegisterAnswer(registered.id, f"/who/{registered.id}")
         return Answer(201 if registered.new else 200, answer)
 
-    async def who(call: Call) -> Answer:
-        agent = await agents.by_id(uuid_of(call.path("id"), "invalid agent ID format"))
-        profile = AgentProfile(
+    def shown(agent: AgentRow) -> AgentProfile:
+        return AgentProfile(
             id=agent.id,
+            handle="" if agent.handle == str(agent.id) else agent.handle,
             name=agent.name,
             email=agent.email if show_email else "",
             public_key=agent.public_key,
             joined_at=agent.registered_at.replace(microsecond=0),
         )
-        return Answer(body=profile)
+
+    async def who(call: Call) -> Answer:
+        return Answer(body=shown(await agents.by_id(uuid_of(call.path("id"), "invalid agent ID format"))))
+
+    async def profile(call: Call) -> Answer:
+        if meet is not None:
+            await meet(call.path("agent"), call.agent, call.now)
+        return Answer(body=shown(await agents.named(call.path("agent"))))
 
     async def me(call: Call) -> Answer:
         # Read anew: the guard's agent may be some seconds old, and clients ask this after a change.
@@ -63,7 +70,11 @@ def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> lis
     async def list_agents(call: Call) -> Answer:
         query = call.query(api.AgentQuery)
         found, total = await agents.list_agents(
-            since=query.since, until=query.until, after=parse_cursor(query.cursor), limit=query.and_one_more
+            name=query.name,
+            since=query.since,
+            until=query.until,
+            after=parse_cursor(query.cursor),
+            limit=query.and_one_more,
         )
         shown, following = query.cut(found, lambda agent: cursor_after(agent.registered_at, agent.id))
         return Answer(body=AgentList([_record(agent) for agent in shown], following, total))
@@ -91,6 +102,7 @@ def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> lis
     return [
         Route(api.REGISTER, register),
         Route(api.WHO, who),
+        Route(api.PROFILE, profile),
         Route(api.ME, me),
         Route(api.UPDATE, update),
         Route(api.CLAIM_HANDLE, claim_handle),

@@ -78,7 +78,7 @@ class Agents:
         email = None if email is None else check_email(email)
         async with self.changing(agent.id) as tx:
             before = await lock(tx, agent.id)
-            updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures))
+            updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures, now))
             changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(before, f)]
             if changed:
                 detail = {"changed": ",".join(changed)}
@@ -91,7 +91,7 @@ class Agents:
         check_handle(handle)
         try:
             async with self.changing(agent.id) as tx:
-                claimed = await store.claim_handle(tx, agent.id, handle)
+                claimed = await store.claim_handle(tx, agent.id, handle, now)
                 if claimed is None:
                     return await _claimed_before(tx, agent, handle)
                 event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
@@ -167,6 +167,15 @@ class Agents:
         since = self._wake.heard_since(CHANGES) if self._wake is not None else None
         return since is not None and since <= then
 
+    async def names(self, ids: Collection[UUID]) -> dict[UUID, str]:
+        """The names of agents, by id."""
+        async with self._ledger.reading() as tx:
+            return await store.names(tx, ids)
+
+    async def count(self) -> int:
+        async with self._ledger.reading() as tx:
+            return await store.count(tx)
+
     async def named(self, name: str) -> AgentRow:
         """Returns an agent by handle or by id. The default handle is the id, so one look-up is nearly always enough."""
         async with self._ledger.reading() as tx:
@@ -180,10 +189,19 @@ class Agents:
             return await store.handles(tx, ids)
 
     async def list_agents(
-        self, *, since: datetime | None, until: datetime | None, after: tuple[datetime, UUID] | None, limit: int
+        self,
+        *,
+        name: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        after: tuple[datetime, UUID] | None,
+        limit: int,
     ) -> tuple[list[AgentRow], int]:
-        """Returns a page of agents in order of registration, and how many there are in that period."""
+        """Returns a page of agents in order of registration, and how many there are in that period. With a name: of
+        those that have it, and then of those whose name begins with it."""
         async with self._ledger.reading() as tx:
+            if name:
+                return await store.named(tx, name, since, until, after, limit)
             return await store.list_agents(tx, since, until, after, limit)
 
     async def block(self, agent: AgentRow, name: str, now: datetime) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -73,7 +74,7 @@ async def replace_key(
     tx: Tx, agent: AgentRow, public_key: bytes, key_id: UUID, replaced_at: datetime, valid_until: datetime
 ) -> AgentRow:
     await tx.execute(SQL["keep_former_key"], agent.key_id, agent.public_key, agent.id, replaced_at, valid_until)
-    row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id)
+    row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id, replaced_at)
     assert row is not None, "the caller has locked the agent"
     return record_of(AgentRow, row)
 
@@ -86,14 +87,14 @@ async def by_handle(tx: Tx, handle: str) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["by_handle"], handle))
 
 
-async def claim_handle(tx: Tx, id: UUID, handle: str) -> AgentRow | None:
-    return _agent(await tx.fetchrow(SQL["claim_handle"], id, handle))
+async def claim_handle(tx: Tx, id: UUID, handle: str, now: datetime) -> AgentRow | None:
+    return _agent(await tx.fetchrow(SQL["claim_handle"], id, handle, now))
 
 
 async def update(
-    tx: Tx, id: UUID, name: str | None, email: str | None, aicq_signatures: bool | None
+    tx: Tx, id: UUID, name: str | None, email: str | None, aicq_signatures: bool | None, now: datetime
 ) -> AgentRow | None:
-    return _agent(await tx.fetchrow(SQL["update"], id, name, email, aicq_signatures))
+    return _agent(await tx.fetchrow(SQL["update"], id, name, email, aicq_signatures, now))
 
 
 async def list_agents(
@@ -102,6 +103,21 @@ async def list_agents(
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["list"], since, until, at, id_, limit)
     return [record_of(AgentRow, row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
+
+
+async def named(
+    tx: Tx,
+    name: str,
+    since: datetime | None,
+    until: datetime | None,
+    after: tuple[datetime, UUID] | None,
+    limit: int,
+) -> tuple[list[AgentRow], int]:
+    """Agents of a name, and then those whose name begins with it."""
+    at, id_ = after or (None, None)
+    pattern = re.sub(r"([\\%_])", r"\\\1", name) + "%"
+    rows = await tx.fetch(SQL["named"], name, pattern, at, id_, since, until, limit)
+    return [record_of(AgentRow, row) for row in rows], int(await tx.fetchval(SQL["count_named"], pattern, since, until))
 
 
 async def block(tx: Tx, id: UUID, blocked: UUID, at: datetime) -> bool:
@@ -132,3 +148,11 @@ async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, st
 
 def _agent(row: Row | None) -> AgentRow | None:
     return None if row is None else record_of(AgentRow, row)
+
+
+async def names(tx: Tx, ids: Collection[UUID]) -> dict[UUID, str]:
+    return {row["id"]: row["name"] for row in await tx.fetch(SQL["names"], list(ids))}
+
+
+async def count(tx: Tx) -> int:
+    return int(await tx.fetchval(SQL["count"], None, None))

@@ -1,0 +1,2 @@
+DROP INDEX idx_agents_name;
+ALTER TABLE agents DROP COLUMN updated_at;
