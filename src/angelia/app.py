@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from angelia.agents.slice import AgentsSlice
-from angelia.api import Route, Tick, clock
+from angelia.api import AgentRow, Route, Tick, clock
 from angelia.audit.slice import AuditSlice
 from angelia.channels.slice import ChannelsSlice
 from angelia.guard.model import parse_networks
@@ -26,6 +27,7 @@ from angelia.keys.slice import KeysSlice
 from angelia.mail.slice import MailSlice
 from angelia.monitoring.slice import MonitoringSlice
 from angelia.policy.slice import PolicySlice
+from angelia.rooms.slice import RoomsSlice
 from angelia.runs.slice import RunsSlice
 from angelia.settings import Loaded, Settings
 from angelia.stores.embedded.datadir import DataDir
@@ -47,13 +49,14 @@ class Slices:
     def __init__(self, stores: Stores, loaded: Loaded, fields: Fields, node: NodeIdentity, worker: int = 0) -> None:
         settings = loaded.settings
         self.audit = AuditSlice(stores, node.signed)
-        self.agents = AgentsSlice(stores, settings, meet=lambda *who: self.keys.keys.meet(*who))
+        self.agents = AgentsSlice(stores, settings, meet=self._meet)
         self.guard = GuardSlice(stores, self.agents)
         self.policy = PolicySlice(stores)
         self.keys = KeysSlice(stores, fields, node, self.agents, self.policy)
         self.mail = MailSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.channels = ChannelsSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
-        self.runs = RunsSlice(stores, self.audit, self.mail)
+        self.rooms = RoomsSlice(stores, settings, self.agents)
+        self.runs = RunsSlice(stores, self.audit, self.mail, self.rooms)
         self.monitoring = MonitoringSlice(stores, loaded, worker)
 
     def __iter__(self) -> Iterator[Slice]:
@@ -69,6 +72,11 @@ class Slices:
             for one in slices:
                 closing.push_async_callback(one.close)
             yield slices
+
+    async def _meet(self, name: str, agent: AgentRow, now: datetime) -> None:
+        """Raises Denied for agents that the rules hide from an agent, unless one has sent it a direct message."""
+        if not await self.rooms.dms.has_from(agent, name):
+            await self.keys.keys.meet(name, agent, now)
 
     def edge(self, stores: Stores, settings: Settings, *, open_mode: bool) -> Edge:
         """Returns the edge, which takes a request through the guard to the routes of all slices."""

@@ -72,6 +72,12 @@ RECEIPTS_UNPARTITIONED = _LatestGauge(
 ONE_TIME_KEYS_LOW_AGENTS = _LatestGauge(
     "angelia_one_time_keys_low_agents", "Agents with fewer than ten one-time keys, when they were last counted"
 )
+ROOMS_CREATED = Counter("angelia_rooms_created_total", "Rooms made, by kind", ["kind"])
+ROOM_MESSAGES = Counter("angelia_room_messages_total", "Messages posted in rooms, by kind of room", ["kind"])
+ROOM_SEARCHES = Counter("angelia_room_searches_total", "Searches for messages of rooms")
+ROOM_ENTRIES_SWEPT = Counter("angelia_room_entries_swept_total", "Expired entries of rooms that were removed")
+ROOM_INDEX_BYTES = _LatestGauge("angelia_room_index_bytes", "Size of the index by which messages of rooms are found")
+DMS_SENT = Counter("angelia_dms_sent_total", "Direct messages taken from senders")
 CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")
 PIPELINE_WAITING = _LatestGauge(
     "angelia_pipeline_rows_waiting",

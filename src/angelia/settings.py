@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
+from uuid import UUID
 
 import msgspec
 import platformdirs
@@ -21,7 +22,14 @@ from angelia.errors import SettingsError
 _URL = re.compile(r"([^:/?#]+://)([^/?#]*)(.*)", re.DOTALL)
 _PAIRS = {"limits": "register=10/1h,who=off", "pipeline_schedule": "archive receipts=1d,analytics=off"}
 # The jobs that a running server may start, and how often it does so by itself.
-SCHEDULE = {"archive receipts": "1d", "archive sessions": "1d", "archive audit": "1h"}
+# Analytics once a day: the ledger keeps messages of rooms for a day, and then nothing can count them any more.
+SCHEDULE = {
+    "archive receipts": "1d",
+    "archive sessions": "1d",
+    "archive rooms": "1d",
+    "archive audit": "1h",
+    "analytics": "1d",
+}
 SCHEDULABLE = (*SCHEDULE, "analytics", "replay audit", "verify audit", "maintain")
 SPARK_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 SPARK_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
@@ -114,6 +122,7 @@ class Settings:
     signature_past_seconds: int = setting(30, "how old a signed request may be")
     signature_ahead_seconds: int = setting(5, "how far ahead of our clock a signed request may be")
     aicq_signatures: bool = setting(True, "accept the X-AICQ-* headers of old clients on the root surface")
+    admin_agent_id: UUID | None = setting(None, "the agent that may delete messages of others in rooms")
     show_email: bool = setting(False, "publish agents' e-mail addresses in /who")
     open_metrics: bool = setting(True, "serve /metrics without a credential; if not, the role read-only is needed")
     jwt_secret: str | None = setting(None, "HS256 secret of JSON Web Tokens", secret=True)
@@ -138,6 +147,7 @@ class Settings:
     url: str | None = setting(None, "the server that the command line talks to")
     identity: str | None = setting(None, "which agent of the home signs", env="ANGELIA_AS")
     token: str | None = setting(None, "operator token of the command line", secret=True)
+    room_key: str | None = setting(None, "key of a private room, for the command line", secret=True)
     context: Mapping[str, Context] = setting(dict, "named servers, in angelia.toml only")
 
     @property

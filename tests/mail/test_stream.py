@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,47 +21,9 @@ from http_agents import HOST, Server
 from mail_agents import Correspondent, Got
 from mail_office import PostOffice
 from probe_edge import listening
+from sse_lines import Line, Said
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
-
-
-@dataclass(frozen=True)
-class Said:
-    """One event of a stream."""
-
-    event: str
-    data: Any
-    id: str | None
-
-
-class Line:
-    """A client's end of a stream."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        self.answer = answer
-        self._blocks = self._read()
-
-    async def _read(self) -> AsyncIterator[str]:
-        block: list[str] = []
-        async for line in self.answer.aiter_lines():
-            if line:
-                block.append(line)
-            else:
-                yield "\n".join(block)
-                block = []
-
-    async def block(self, seconds: float = 5) -> str | None:
-        """The next block of lines, heartbeats among them; None at the end."""
-        async with asyncio.timeout(seconds):
-            return await anext(self._blocks, None)
-
-    async def next(self, seconds: float = 5) -> Said:
-        """The next event."""
-        while (block := await self.block(seconds)) is not None:
-            fields = dict(one.split(": ", 1) for one in block.split("\n") if not one.startswith(":"))
-            if fields:
-                return Said(fields["event"], json.loads(fields["data"]), fields.get("id"))
-        raise AssertionError("the stream ended")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def routes(
             status="healthy" if sound else "degraded",
             version=__version__,
             checks=checks,
-            timestamp=call.now,
+            timestamp=call.now.replace(microsecond=0),
             database="connected" if postgres.status == "pass" else "disconnected",
             server=socket.gethostname(),
             worker_id=worker,

@@ -164,6 +164,11 @@ class HotTier:
         with _wrapped():
             return int(await self._redis.delete(*keys))
 
+    async def remove_member(self, key: str, member: str) -> None:
+        """Removes a member of a sorted set."""
+        with _wrapped():
+            await self._redis.zrem(key, member)
+
     async def birth(self) -> int:
         """Since when the hot tier's memory is complete, in Unix milliseconds; read anew each time."""
         return int((await self.birth_mark()).rpartition(":")[2])

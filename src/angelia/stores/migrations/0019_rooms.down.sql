@@ -1,0 +1,14 @@
+DROP TABLE dms;
+DROP TABLE dm_inboxes;
+DROP TABLE room_words;
+DROP TABLE room_parts;
+DROP TABLE room_unpacked;
+DROP TABLE room_entries;
+DROP FUNCTION next_room_place;
+DROP SEQUENCE room_places_imported_year;
+DROP SEQUENCE room_places_imported_month;
+DROP SEQUENCE room_places_imported_day;
+DROP SEQUENCE room_places_year;
+DROP SEQUENCE room_places_month;
+DROP SEQUENCE room_places_day;
+DROP TABLE rooms;

@@ -1,0 +1,2 @@
+DROP TABLE aicq_messages;
+DROP TABLE aicq_rooms;
