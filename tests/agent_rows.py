@@ -10,17 +10,20 @@ import asyncpg
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.settings import Settings
 from audit_chains import chained
 from receipt_rows import NOW, OLD, fill
+from room_rows import EXPIRED, agent, made, posted, sent
 from schedule_rows import scheduled
 
 AGENT = "alice-1"
-# How many rows concern the agent: receipts as sender or recipient, events, sessions.
-IN_ARCHIVE = {"delivery_receipts": 11, "audit_events": 8, "sessions": 1}
-IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1}
+# How many rows concern the agent: receipts as sender or recipient, events, sessions, its messages in rooms and those
+# from and to it.
+IN_ARCHIVE = {"delivery_receipts": 11, "audit_events": 8, "sessions": 1, "rooms": 3}
+IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1, "rooms": 2, "direct_messages": 2}
 YOUNG = NOW - timedelta(days=2)
 
 
@@ -32,13 +35,34 @@ async def known(work: Callable[..., JobContext], database_url: str, data_dir: Pa
     await scheduled(database_url, 3, NOW - IDLE - timedelta(days=1), prefix="alice")
     await chained(database_url, data_dir, NOW - timedelta(days=40), 20)
     await chained(database_url, data_dir, YOUNG, 20)
+    await talked(database_url)
     archive_receipts(work())
     archive_sessions(work())
+    archive_rooms(work())
     archive_audit(work(settings=settings))
     await fill(database_url, YOUNG.date(), 63)
     await _name(database_url)
     await scheduled(database_url, 2, YOUNG, prefix="alice")
     return work(settings=settings)
+
+
+async def talked(database_url: str) -> None:
+    """Has the agent and another one write in a room and to each other; the older messages have expired."""
+    alice, other, room = (
+        await agent(database_url, AGENT),
+        await agent(database_url, "other"),
+        await made(database_url, "talk"),
+    )
+    [first, *_] = await posted(database_url, room, ["alicemark one", "alicemark two"], author=alice)
+    await posted(
+        database_url, room, ["alicemark three"], EXPIRED + timedelta(days=-1), author=alice, parent=first, depth=1
+    )
+    await posted(database_url, room, ["othermark one"], author=other, parent=first, depth=1)
+    await posted(database_url, room, ["alicemark four", "alicemark five"], NOW, author=alice)
+    await posted(database_url, room, ["othermark two"], NOW, author=other)
+    await sent(database_url, alice, other, "alicemark sealed")
+    await sent(database_url, other, alice, "sealed to alicemark")
+    await sent(database_url, other, other, "othermark sealed")
 
 
 async def _name(database_url: str) -> None:

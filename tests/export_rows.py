@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncpg
 
+from angelia.rooms.model import GLOBAL
+
 _OTHER = "mallory-9"
 # Texts that occur only in rows of the other agent: none of them may be in an export.
 OTHERS = (_OTHER, "other-mark", "00000000-0000-4000-8000-0000000000bb")
@@ -25,6 +27,9 @@ OURS = {
     "allowlist": ("channel_id", [_OURS_ID]),
     "channel_messages": ("message_id", [_OURS_ID]),
     "channel_epochs": ("key_id", [_OURS_ID]),
+    "rooms_made": ("name", ["our-mark"]),
+    "direct_messages": ("body", ["our-mark 1", "our-mark 2"]),
+    "rooms": ("body", ["our-mark"]),
 }
 # {nhi} is an agent, {id} an id of its own and {mark} a text of its own.
 _EACH = """
@@ -65,6 +70,10 @@ INSERT INTO channel_messages (channel_id, channel_offset, sender_nhi, message_id
   VALUES ('{id}', 1, '{nhi}', '{id}', sha256('{mark}'), '{id}', '2026-11-01Z', '2026-11-01Z', '2026-11-08Z', 'sealed');
 INSERT INTO channel_epochs (channel_id, epoch, key_id, made_by, made_at)
   VALUES ('{id}', 1, '{id}', '{nhi}', '2026-11-01Z');
+INSERT INTO rooms (room_id, name, is_private, key_hash, created_by, created_at, last_active)
+  VALUES ('{id}', '{mark}', true, '{mark} key', '{id}', '2026-11-01Z', '2026-11-01Z');
+INSERT INTO room_entries (room_id, ts, noise, author, body, proof)
+  VALUES ('{room}', {number}, '0123456789', '{id}', '{mark}', '{{"mark": "{mark}"}}');
 """
 # Blocks by the agent, of the agent, and between others; a key of another agent that it received.
 _BETWEEN = f"""
@@ -75,6 +84,11 @@ INSERT INTO blocks (agent_id, blocked_id, blocked_at) VALUES ('{_OURS_ID}', '{_T
 INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa,
     created_at, issued_to, issued_at)
   VALUES ('third', '{_THIRD_ID}', 'xwing', '', '{_THIRD_ID}', '', '', '2026-11-01Z', $agent$, '2026-11-02Z');
+INSERT INTO dms (recipient, ts, noise, sender, body) VALUES
+  ('{_THIRD_ID}', 1, '0123456789', '{_OURS_ID}', 'our-mark 1'),
+  ('{_OURS_ID}', 2, '0123456789', '{_THIRD_ID}', 'our-mark 2'),
+  ('{_THIRD_ID}', 3, '0123456789', '{_OTHERS_ID}', 'other-mark'),
+  ('{_OTHERS_ID}', 4, '0123456789', '{_THIRD_ID}', 'other-mark');
 """  # noqa: S608
 
 
@@ -82,8 +96,8 @@ async def told(database_url: str, agent: str) -> None:
     """Inserts the rows of both agents."""
     connection = await asyncpg.connect(database_url)
     try:
-        await connection.execute(_EACH.format(nhi=agent, id=_OURS_ID, mark="our-mark"))
-        await connection.execute(_EACH.format(nhi=_OTHER, id=_OTHERS_ID, mark="other-mark"))
+        await connection.execute(_EACH.format(nhi=agent, id=_OURS_ID, mark="our-mark", room=GLOBAL, number=1))
+        await connection.execute(_EACH.format(nhi=_OTHER, id=_OTHERS_ID, mark="other-mark", room=GLOBAL, number=2))
         await connection.execute(_BETWEEN.replace("$agent$", f"'{agent}'"))
     finally:
         await connection.close()

@@ -41,7 +41,7 @@ async def dying(database_url: str, objects: Objects, job: str, step: str, **opti
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *program,
-        env={**os.environ, "PYTHONPATH": str(_HERE)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE), *sys.path])},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )

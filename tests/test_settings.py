@@ -59,6 +59,7 @@ def test_a_schedule_that_is_given_adds_to_the_default_one(tmp_path: Path) -> Non
     assert loaded(tmp_path, environ=given).settings.pipeline_schedule == {
         "archive receipts": "1d",
         "archive sessions": "1d",
+        "archive rooms": "1d",
         "archive audit": "off",
         "analytics": "2d",
     }

@@ -26,6 +26,8 @@ from angelia.envelope import crypto_support
 from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
 from angelia.mail.model import ReceiptBacklog
+from angelia.rooms import backlog as room_backlog
+from angelia.rooms.model import ARCHIVE_WAIT, RoomBacklog
 from angelia.runtime_file import Runtime, read_runtime
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
@@ -40,6 +42,7 @@ _CLOCK_WARNS, _CLOCK_FAILS = 1.0, 5.0
 _CONNECT_SECONDS = 5
 _ARCHIVE_WARNS = timedelta(days=2)
 _ARCHIVE = "angelia pipeline run archive receipts"
+_ARCHIVE_ROOMS = "angelia pipeline run archive rooms"
 
 
 class Severity(enum.StrEnum):
@@ -173,6 +176,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Diagnosis
             Diagnosis("migrations", Severity.OK, f"{waits}; a start brings the schema up to date"),
             Diagnosis("clock", Severity.OK, waits),
             await asyncio.to_thread(diagnose, "archive", _archive, settings, waits),
+            Diagnosis("room archive", Severity.OK, waits),
         ]
     try:
         async with _connected(url) as connection:
@@ -183,6 +187,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Diagnosis
                 diagnose("migrations", _migrations, await migrations.status(connection)),
                 diagnose("clock", judge_clock, await _seconds_ahead(connection)),
                 await _receipts(connection, settings),
+                await _rooms(connection),
             ]
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         detail = f"{mask_url(url)} does not answer: {error or type(error).__name__}"
@@ -264,6 +269,28 @@ async def _receipts(connection: asyncpg.Connection, settings: Settings) -> Diagn
         return Diagnosis("archive", Severity.WARN, "more receipts wait than can be counted quickly", _ARCHIVE)
     refused = await asyncio.to_thread(diagnose, "archive", _archive, settings, "")
     return refused if refused.state is Severity.WARN else diagnose("archive", judge_archive, found)
+
+
+async def _rooms(connection: asyncpg.Connection) -> Diagnosis:
+    if await connection.fetchval("SELECT to_regclass('room_entries')") is None:
+        return Diagnosis("room archive", Severity.OK, "the ledger has no rooms yet")
+    try:
+        found = await room_backlog.waiting(connection, datetime.now(UTC))
+    except TimeoutError:
+        detail = "more messages of rooms wait than can be counted quickly"
+        return Diagnosis("room archive", Severity.WARN, detail, _ARCHIVE_ROOMS)
+    return diagnose("room archive", judge_room_archive, found)
+
+
+def judge_room_archive(waiting: RoomBacklog) -> str:
+    """The next daily run takes messages that expired since yesterday. After a week the server removes them."""
+    if not waiting.rows or waiting.late is None:
+        return "no messages of rooms wait"
+    detail = f"{waiting.rows:,} messages of rooms wait, the oldest is {waiting.late.days}d late"
+    if waiting.late > _ARCHIVE_WARNS:
+        lost = f"{detail}; after {ARCHIVE_WAIT.days}d they are removed without being archived"
+        raise _Warned(lost, hint=_ARCHIVE_ROOMS)
+    return detail
 
 
 def _archive(settings: Settings, otherwise: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.job_context import JobContext
@@ -24,6 +25,7 @@ from receipt_rows import NOW
 JOBS = {
     "archive audit": archive_audit,
     "archive receipts": archive_receipts,
+    "archive rooms": archive_rooms,
     "archive sessions": archive_sessions,
     "erase": erase,
     "remove simulated": remove_simulated,

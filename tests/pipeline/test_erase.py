@@ -11,25 +11,30 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, known
-from angelia.audit.service import Audit
+from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, YOUNG, known, talked
+from angelia.audit.service import Audit, event
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.node_key import load_or_make
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_audit import JOB as AUDIT_JOB
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.lake import maintenance
 from angelia.pipeline.lake.maintenance import StoreRefuses
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, ROOMS
+from angelia.rooms.words import word_hash
+from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
+from audit_chains import sealed
 from killed_jobs import Died, dies_at, dying, killed
 from receipt_rows import NOW, OLD, fill, held
+from room_rows import agent, deleted, made, packed, posted
 
 ASKED = {"agent": AGENT, "reason": "request 7 of the data protection officer"}
 
@@ -80,6 +85,70 @@ async def test_an_erasure_takes_the_agent_out_of_ledger_and_archive_and_the_chai
     archive_audit(begun)
     proof = verify_audit(begun)
     assert (proof.figures["broken"], proof.figures["redacted"]) == ([], IN_ARCHIVE["audit_events"])
+
+
+async def test_of_rooms_and_inboxes_nothing_is_left_of_the_agent_and_everything_of_others(
+    work: Callable[..., JobContext], database_url: str, objects: Objects, connection: asyncpg.Connection
+) -> None:
+    await talked(database_url)
+    alice = await agent(database_url, AGENT)
+    room = await made(database_url, "hers")
+    await connection.execute("UPDATE rooms SET created_by = $1 WHERE room_id = $2", alice, room.room_id)
+    [noted, _] = await posted(database_url, room, ["alicemark six", "alicemark seven"], NOW, author=alice)
+    await deleted(database_url, room, noted, alice, NOW)
+    archive_rooms(work())
+    await packed(database_url)
+    await posted(database_url, room, ["alicemark eight"], NOW, author=alice)
+    report = erase(work(options=ASKED))
+    assert (report.figures["ledger"]["rooms"], report.figures["ledger"]["direct_messages"]) == (4, 2)
+    assert report.figures["archive"]["rooms"] == 3
+    for mark in ("alicemark", str(alice)):
+        assert traces(objects, mark) == []
+        for table in ("room_entries", "dms"):
+            assert await connection.fetchval(f"SELECT count(*) FROM {table} AS r WHERE r::text ~ $1", mark) == 0  # noqa: S608
+    assert await connection.fetchval("SELECT count(*) FROM room_unpacked") == 0
+    words = "SELECT octet_length(places) FROM room_words WHERE word = $1"
+    assert await connection.fetchval(words, word_hash("alicemark")) is None
+    assert await connection.fetchval(words, word_hash("othermark")) == 2, "one place"
+    bodies = await connection.fetch("SELECT body FROM room_entries UNION ALL SELECT body FROM dms")
+    assert sorted(row["body"] for row in bodies) == ["othermark sealed", "othermark two"]
+    [archived] = DeltaTable(objects.table(ROOMS.name)).to_pyarrow_table().to_pylist()
+    assert (archived["body"], archived["parent_id"] is None) == ("othermark one", False)
+    held = {row["handle"]: row["held"] for row in await connection.fetch(
+        "SELECT handle, held FROM dm_inboxes JOIN agents ON id = agent_id"
+    )}  # fmt: skip
+    assert held == {AGENT: 0, "other": 1}
+    assert await connection.fetchval("SELECT created_by FROM rooms WHERE room_id = $1", room.room_id) == alice
+
+
+async def test_an_agent_that_is_asked_for_by_its_id_is_erased_with_what_names_it_by_either(
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
+) -> None:
+    alice = str(await agent(database_url, AGENT))
+    await sealed(database_url, tmp_path, YOUNG, [
+        event("agent_registered", YOUNG, actor=alice, object=alice, detail={"n": 1}),
+        event("handle_claimed", YOUNG, actor=AGENT, object=AGENT, detail={"id": alice}),
+        event("room_created", YOUNG, actor="other", object="room", detail={"by": alice}),
+        event("room_created", YOUNG, actor="other", object="room", detail={"by": None}),
+    ])  # fmt: skip
+    begun = work(settings=Settings(data_dir=tmp_path), options={**ASKED, "agent": alice.upper()})
+    archive_audit(begun)
+    begun.dry_run = True
+    assert erase(begun).figures["archive"]["audit_events"] == 3
+    begun.dry_run = False
+    report = erase(begun)
+    assert (report.figures["ledger"]["audit_events"], report.figures["archive"]["audit_events"]) == (3, 3)
+    connection = await asyncpg.connect(database_url)
+    for table in ("audit_events", "pipeline_runs"):
+        named = f"SELECT count(*) FROM {table} AS r WHERE r::text LIKE ANY ($1)"  # noqa: S608
+        assert await connection.fetchval(named, [f"%{alice}%", f"%{AGENT}%"]) == 0
+    await connection.close()
+    assert traces(objects) == traces(objects, alice) == []
+    archive_audit(begun)
+    proof = verify_audit(begun)
+    assert (proof.figures["broken"], proof.figures["redacted"]) == ([], 3)
+    with pytest.raises(InvalidArgument, match="the reason names the agent"):
+        erase(work(options={"agent": AGENT, "reason": f"wish of {alice}"}))
 
 
 async def test_the_act_is_recorded_without_the_name(
@@ -181,7 +250,7 @@ async def test_killed_at_a_step_the_next_call_finishes_and_the_same_agent_twice_
     report = erase(begun)
     assert (report.figures["ledger"], report.figures["archive"]) == (
         dict.fromkeys(IN_LEDGER, 0),
-        dict.fromkeys(IN_LEDGER, 0),
+        dict.fromkeys(IN_ARCHIVE, 0),
     )
     assert (await rows_about(database_url), traces(objects)) == ([0, 0, 0, 0], [])
     assert DeltaTable(objects.table(AUDIT.name)).metadata().configuration["delta.appendOnly"] == "true"

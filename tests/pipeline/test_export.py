@@ -24,6 +24,7 @@ from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.tables import AGENTS
 from angelia.stores.objects import Objects
 from export_rows import OTHERS, OURS, told
+from room_rows import agent
 from schedule_rows import scheduled
 
 SECRET = ("wire", "ciphertext", "grace_period_keys", "state_ciphertext", "payload", "secret_hash", "answer")
@@ -57,7 +58,12 @@ async def test_an_export_has_what_ledger_and_archive_hold_once_each_and_nothing_
         wanted = archived if kind == "audit_events" else archived + IN_LEDGER[kind]
         assert (kind, len(found)) == (kind, wanted)
         assert manifest["kinds"][kind]["rows"] == wanted == report.figures["kinds"][kind]
-        assert all(AGENT in row.values() for row in found)
+        assert all(AGENT in row.values() or row["body"].startswith("alicemark") for row in found)
+    direct = pq.read_table(tmp_path / "out" / "direct_messages.parquet").to_pylist()
+    assert {(row["sender"], row["recipient"], row["body"]) for row in direct} == {
+        (AGENT, "other", "alicemark sealed"),
+        ("other", AGENT, "sealed to alicemark"),
+    }
     names = {name for path in (tmp_path / "out").glob("*.parquet") for name in pq.read_schema(path).names}
     assert names.isdisjoint(SECRET)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
@@ -74,6 +80,18 @@ async def test_of_every_table_of_the_ledger_the_rows_that_name_the_agent_are_the
     assert {kind for kind, of_kind in found.items() if of_kind} == OURS.keys()
     written = " ".join((tmp_path / "out" / f"{kind}.parquet").read_bytes().decode("latin-1") for kind in found)
     assert not [mark for mark in OTHERS if mark in written or mark in str(found)]
+
+
+async def test_an_agent_is_exported_by_its_id_as_by_its_handle(
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
+) -> None:
+    await told(database_url, AGENT)
+    id_ = OURS["agents"][1][0]
+    export(work(options={"agent": id_, "out": str(tmp_path / "out"), "format": "jsonl"}))
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["agent"] == AGENT
+    counts = {kind: one["rows"] for kind, one in manifest["kinds"].items() if one["rows"]}
+    assert counts == {kind: len(values) for kind, (_, values) in OURS.items()}
 
 
 async def test_lines_of_json_say_what_parquet_says(
@@ -166,3 +184,12 @@ async def test_an_export_that_dies_leaves_nothing_behind_that_looks_like_one(
     with pytest.raises(RuntimeError):
         export(work(options={"agent": AGENT, "out": str(tmp_path / "out")}, step=step))
     assert beginning_with(tmp_path, "out") == beginning_with(tmp_path, ".out") == []
+
+
+async def test_an_agent_that_only_registered_has_an_export_with_empty_files(
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
+) -> None:
+    await agent(database_url, AGENT)
+    found = exported(work(), tmp_path / "out", "parquet")
+    assert {kind: len(rows) for kind, rows in found.items() if rows} == {"agents": 1}
+    assert (tmp_path / "out" / "direct_messages.parquet").exists()

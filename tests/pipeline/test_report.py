@@ -17,7 +17,19 @@ import pytest
 from angelia.errors import NotFound
 from angelia.pipeline import report
 from angelia.pipeline.lake import small_tables
-from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE, Table
+from angelia.pipeline.lake.tables import (
+    AGENTS,
+    BUCKETS,
+    DAYS,
+    HOURS,
+    KEY_DAYS,
+    KEY_GRACE,
+    LATENCIES,
+    ROOM_DAYS,
+    STORAGE,
+    TOP_ROOMS,
+    Table,
+)
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
@@ -210,6 +222,48 @@ def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects
     latency(contents, axes, False)
     lines = [list(line.get_ydata()) for line in axes.get_lines()]
     assert [[value == value for value in line] for line in lines] == [[True, False, True]] * 3
+
+
+def talk(objects: Objects, day: date, messages: int, replies: int, name: str = "talk") -> None:
+    put(objects, ROOM_DAYS, {"day": day, "computed_at": NOW, "messages": messages, "private_messages": 3,
+                             "replies": replies, "agents": 7, "rooms": 2, "depth_mean": 1.5 if replies else None,
+                             "depth_max": 4 if replies else None, "rooms_made": 1})  # fmt: skip
+    put(objects, TOP_ROOMS, {"day": day, "room_id": "private", "room_name": None, "messages": 3, "replies": 0,
+                             "agents": 2}, {"day": day, "room_id": "r1", "room_name": name, "messages": messages - 3,
+                                            "replies": replies, "agents": 5})  # fmt: skip
+
+
+def test_a_page_about_rooms_alone_says_what_was_posted_and_how_it_grew(objects: Objects) -> None:
+    talk(objects, DAY, 40, 10)
+    talk(objects, DAY + timedelta(days=1), 50, 0)
+    text = report.page(objects, Settings(), NOW)
+    for said in ("90 messages in rooms in 2 days, 11.11 % of them replies; the most on 2026-11-11: 50",
+                 "<td>50</td><td>+25 %</td>", "<td>40</td><td>-</td>",
+                 "Up to 7 agents a day posted in rooms; 2 rooms were made",
+                 "A reply is nested 1.5 deep on average, and 4 deep at most",
+                 "The busiest public room has 93.33 % of the messages in rooms",
+                 '<th scope="row">private</th><td>6</td><td>6.67 %</td>'):  # fmt: skip
+        assert said in text, said
+    assert re.findall(r'role="img" aria-labelledby="(\w+)"', text) == ["room_messages", "room_agents", "reply_depth"]
+    assert "The fullest of the 256 buckets" not in text
+
+
+def test_a_day_on_which_rooms_were_only_made_is_none_with_messages(objects: Objects) -> None:
+    talk(objects, DAY, 40, 10)
+    made = {"messages": 0, "private_messages": 0, "replies": 0, "agents": 0, "rooms": 0, "depth_mean": None}
+    put(objects, ROOM_DAYS, {"day": DAY + timedelta(days=1), "computed_at": NOW, **made, "depth_max": None,
+                             "rooms_made": 1})  # fmt: skip
+    text = report.page(objects, Settings(), NOW)
+    assert ("1 days with messages, UTC" in text, "40 messages in rooms in 1 days" in text) == (True, True)
+
+
+def test_rooms_stand_beside_mail_and_their_names_are_text(objects: Objects) -> None:
+    fill(objects)
+    talk(objects, DAY, 5, 0, HOSTILE)
+    text = report.page(objects, Settings(), NOW)
+    assert ("<script" in text, "alert(1)" in text, "5 messages in rooms in 1 days" in text) == (False, True, True)
+    named = re.findall(r'role="img" aria-labelledby="(\w+)"', text)
+    assert named == ["volume", "latency", "losses", "buckets", "room_messages", "room_agents"]
 
 
 def test_the_report_is_made_without_spark() -> None:

@@ -23,6 +23,7 @@ from angelia.stores.wake import Wake
 from assembled_slices import assembled
 from http_agents import Server
 from receipt_rows import NOW, OLD, fill
+from room_rows import KEPT, made, posted
 
 HOUR = timedelta(hours=1)
 RECEIPTS, AUDIT = "archive receipts", "archive audit"
@@ -114,6 +115,8 @@ async def test_what_waits_and_when_a_job_was_done_is_measured(
 ) -> None:
     server: Server = await start()
     await fill(database_url, OLD, 12)
+    await posted(database_url, await made(database_url, "talk"), ["a1", "b2", "c3"], NOW - 2 * KEPT)
+    await posted(database_url, await made(database_url, "fleeting", archive=False), ["d4"], NOW - 2 * KEPT)
     await add(RECEIPTS, at=NOW)
     await add(AUDIT, "planned")
     async with assembled(ledger, hot, tmp_path) as process:
@@ -124,6 +127,7 @@ async def test_what_waits_and_when_a_job_was_done_is_measured(
     done = (NOW + timedelta(minutes=1)).timestamp()
     assert float(shown['angelia_pipeline_rows_waiting{table="delivery_receipts"}']) == 12
     assert float(shown['angelia_pipeline_rows_waiting{table="audit_events"}']) == 0
+    assert float(shown['angelia_pipeline_rows_waiting{table="rooms"}']) == 3
     assert float(shown['angelia_pipeline_last_done_timestamp_seconds{job="archive receipts"}']) == done
     assert float(shown["angelia_pipeline_runs_open"]) == 1
 

@@ -1,3 +1,8 @@
+-- name: agent_names
+-- Handle and id of the agent that has $1 as one of them. No agent has the id of another one as its handle.
+SELECT id::text AS id, handle FROM agents
+WHERE handle = $1 OR id = CASE WHEN lower($1::text) ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN $1::text::uuid END
+
 -- name: agents_about_agent
 SELECT id::text AS id, handle, public_key, key_id::text AS key_id, name, email, registered_at FROM agents WHERE handle = $1
 

@@ -89,21 +89,27 @@ UPDATE audit_floor SET position = $1, entry_hash = $2
 INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, object_nhi, detail, event_hash)
 VALUES ($1::text::uuid, $2, $3, $4, $5, $6::text::jsonb, $7)
 
+-- part: id
+-- The id of the agent with the handle $1: events from before it claimed the handle have that.
+coalesce((SELECT id::text FROM agents WHERE handle = $1), $1::text)
+
+-- part: names_agent
+actor_nhi IN ($1, {id}) OR object_nhi IN ($1, {id})
+  OR jsonb_path_exists(detail, '$.* ? (@ == $agent || @ == $id)', jsonb_build_object('agent', $1::text, 'id', {id}))
+
 -- name: about_agent
--- Events, sealed or not, that name the agent as actor, as object or in the detail.
+-- Events, sealed or not, that name the agent by its handle or its id, as actor, as object or in the detail.
 SELECT c.position, e.event_id::text AS event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi,
   e.message_id::text AS message_id, encode(e.replay_key, 'hex') AS replay_key, e.detail::text AS detail, e.event_hash,
   c.entry_hash, e.redacted_at, (e.occurred_at AT TIME ZONE 'UTC')::date AS day
 FROM audit_events AS e LEFT JOIN audit_chain AS c ON c.event_id = e.event_id
-WHERE e.actor_nhi = $1 OR e.object_nhi = $1
-  OR jsonb_path_exists(e.detail, '$.* ? (@ == $agent)', jsonb_build_object('agent', $1::text))
+WHERE {names_agent}
 
 -- name: redact
 -- The hash stays, and with it the chain. An erasure is found by its time, which is that of its own event.
 WITH emptied AS (
   UPDATE audit_events SET actor_nhi = NULL, object_nhi = NULL, detail = '{}', redacted_at = $2
-  WHERE redacted_at IS NULL AND (actor_nhi = $1 OR object_nhi = $1
-    OR jsonb_path_exists(detail, '$.* ? (@ == $agent)', jsonb_build_object('agent', $1::text)))
+  WHERE redacted_at IS NULL AND ({names_agent})
   RETURNING 1
 )
 SELECT count(*) AS redacted FROM emptied

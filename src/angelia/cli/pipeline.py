@@ -24,11 +24,13 @@ from angelia.cli.times import age, full
 
 if TYPE_CHECKING:
     from angelia.mail.model import ReceiptBacklog
+    from angelia.rooms.model import RoomBacklog
     from angelia.runs.model import Run, RunState
     from angelia.stores.ledger import Ledger
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FIRST = "angelia pipeline run archive receipts"
+_ROOMS = "angelia pipeline run archive rooms"
 _MANY = 100  # ids that begin alike, and are not shown
 
 command = Noun("pipeline", "archive, analyse, export and erase in bulk, with Spark")
@@ -48,7 +50,7 @@ def _spark(verb: F) -> F:
 @click.argument("job", nargs=-1, required=True, metavar="JOB")
 @click.option("--from", "since", type=moment, metavar="T", help="only data from then on: 2026-11-15, 7d")
 @click.option("--to", "until", type=moment, metavar="T", help="only data before then")
-@click.option("--agent", metavar="HANDLE", help="export, erase: whose rows")
+@click.option("--agent", metavar="HANDLE", help="export, erase: whose rows; also an id")
 @click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="export: the new directory")
 @click.option("--format", type=click.Choice(["parquet", "jsonl"]), metavar="F", help="export: parquet or jsonl")
 @click.option("--reason", metavar="TEXT", help="erase: why, for the audit; without the handle")
@@ -59,6 +61,8 @@ def _spark(verb: F) -> F:
 )
 @click.option("--seed", type=int, metavar="N", help="simulate: the same seed gives the same rows (1)")
 @click.option("--audit", is_flag=True, help="simulate: a chain of audit events, too")
+@click.option("--database", metavar="URL|FILE", help="import aicq: its PostgreSQL or SQLite (AICQ_DATABASE_URL)")
+@click.option("--redis", metavar="URL", help="import aicq: its messages, too (AICQ_REDIS_URL)")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="simulate: another option; repeatable")
 @_lake
 @_simulated
@@ -69,9 +73,10 @@ def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, .
     JOB is one of:
       archive receipts  move receipts of closed days from the ledger to the archive
       archive sessions  move rotation schedules that were unused for 90 days
+      archive rooms     move expired messages of rooms that are archived
       archive audit     copy the sealed audit, and trim what the ledger need not keep
       retention         remove from the archive what is older than seven years
-      analytics         volume, latency, skew, keys and storage, day by day
+      analytics         volume, latency, skew, rooms, keys and storage, day by day
       replay audit      look for duplicate messages, and gaps in the chain
       verify audit      check every archived event, the chain and its signatures
       export            write down all that is held about one agent
@@ -79,6 +84,7 @@ def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, .
       simulate          make an archive of the receipts of a made-up fleet
       remove simulated  take simulated rows out of an archive of real ones
       maintain          join small files of the archive, and remove what crashes left
+      import aicq       take over the agents, rooms and messages of an AICQ server
     """
     flags = PipelineFlags(**{field.name: said.pop(field.name) for field in fields(PipelineFlags)})
     options = {name: value for name, value in said.items() if value is not None and value is not False}
@@ -106,36 +112,39 @@ def status(session: CommandContext, run_id: str | None) -> None:
         _show_run(session, run_id)
         return
 
-    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog]:
+    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog, RoomBacklog]:
         from angelia.mail import receipts
+        from angelia.rooms import backlog
         from angelia.runs.service import Runs
 
-        runs = Runs(ledger)
+        runs, now = Runs(ledger), datetime.now(UTC)
         async with ledger.reading() as tx:
-            waiting = await receipts.waiting(tx, datetime.now(UTC), session.settings.max_ttl_seconds)
-        return await runs.unfinished(), await runs.last_done(), waiting
+            waiting = await receipts.waiting(tx, now, session.settings.max_ttl_seconds)
+            rooms = await backlog.waiting(tx, now)
+        return await runs.unfinished(), await runs.last_done(), waiting, rooms
 
     with pipeline_environment.ledger_if_any(session.settings) as url:
         if url is None:
             session.out.note("no runs yet")
             session.out.note(f"hint: {_FIRST}")
             return
-        unfinished, done, waiting = pipeline_environment.ask(url, look)
-    late = waiting.late
+        unfinished, done, waiting, rooms = pipeline_environment.ask(url, look)
     if session.shared.json:
-        lateness = None if late is None else int(late.total_seconds())
         record = {"open": unfinished, "last_done": done, "receipts_waiting": waiting.rows}
-        session.out.records([record | {"oldest_late_seconds": lateness}])
+        record |= {"oldest_late_seconds": _seconds(waiting.late)}
+        record |= {"room_messages_waiting": rooms.rows, "oldest_room_message_late_seconds": _seconds(rooms.late)}
+        session.out.records([record])
         return
     session.out.rows([*unfinished, *done], _COLUMNS)
     if not (unfinished or done):
         session.out.note("no runs yet")
-    oldest = "" if late is None else f", the oldest is {age(late)} late"
-    session.out.line(
-        f"{counted(waiting.rows, 'receipt')} {'waits' if waiting.rows == 1 else 'wait'} for the archive{oldest}"
-    )
+    session.out.line(_backlog("receipt", waiting))
+    if rooms.rows:
+        session.out.line(_backlog("message", rooms, " of rooms"))
     if waiting.rows:
         session.out.note(f"hint: {_FIRST}")
+    if rooms.rows:
+        session.out.note(f"hint: {_ROOMS}")
 
 
 @command.verb(example="angelia pipeline history --job 'archive receipts'", needs=Needs.PAGES)
@@ -192,6 +201,15 @@ def tables(session: CommandContext, /, **flags: Any) -> None:
 def sql(session: CommandContext, /, query: str, **flags: Any) -> None:
     """Ask the archive in Spark's SQL. Its tables have the names that `angelia pipeline tables` shows."""
     pipeline_archive.query(session, query, PipelineFlags(**flags))
+
+
+def _backlog(what: str, waiting: ReceiptBacklog | RoomBacklog, whose: str = "") -> str:
+    oldest = "" if waiting.late is None else f", the oldest is {age(waiting.late)} late"
+    return f"{counted(waiting.rows, what)}{whose} {'waits' if waiting.rows == 1 else 'wait'} for the archive{oldest}"
+
+
+def _seconds(late: timedelta | None) -> int | None:
+    return None if late is None else int(late.total_seconds())
 
 
 def _setting(text: str) -> tuple[str, Any]:

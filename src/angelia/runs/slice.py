@@ -8,6 +8,7 @@ from angelia import metrics
 from angelia.api import Route, Tick
 from angelia.audit.slice import AuditSlice
 from angelia.mail.slice import MailSlice
+from angelia.rooms.slice import RoomsSlice
 from angelia.runs import routes
 from angelia.runs.service import Runs
 from angelia.stores.open_stores import Stores
@@ -18,10 +19,11 @@ _MOST = 1_000_001  # a million and more: a longer backlog is not counted to its 
 class RunsSlice:
     """The pipeline's runs as operators see them, and what waits for the next one."""
 
-    def __init__(self, stores: Stores, audit: AuditSlice, mail: MailSlice) -> None:
+    def __init__(self, stores: Stores, audit: AuditSlice, mail: MailSlice, rooms: RoomsSlice) -> None:
         self.runs = Runs(stores.ledger)
         self._audit = audit.audit
         self._receipts = mail.receipts
+        self._rooms = rooms.archiving
 
     def routes(self) -> list[Route]:
         return routes.routes(self.runs)
@@ -45,3 +47,4 @@ class RunsSlice:
         due = await self._audit.count_before(self._receipts.closed_before(now), _MOST)
         metrics.PIPELINE_WAITING.labels("audit_events").set(due)
         metrics.PIPELINE_WAITING.labels("delivery_receipts").set(await self._receipts.count_waiting(now, _MOST))
+        metrics.PIPELINE_WAITING.labels("rooms").set(await self._rooms.count_waiting(now, _MOST))

@@ -1,4 +1,5 @@
-"""Counts what became of messages. A day is computed once, and again only when its receipts have changed."""
+"""Counts what became of messages, and what was posted in rooms. A day is computed once, and again only when its
+receipts have changed or more messages of its rooms are found."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ import pyarrow.compute as pc
 from angelia.envelope import ids
 from angelia.envelope.wire import Priority
 from angelia.pipeline import runs
-from angelia.pipeline.analytics import fingerprints, measurements, receipts
+from angelia.pipeline.analytics import fingerprints, measurements, receipts, rooms
 from angelia.pipeline.analytics.fingerprints import DayRange
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile_ms
 from angelia.pipeline.analytics.receipts import ReceiptCounts
+from angelia.pipeline.analytics.rooms import RoomsPresent
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs import archive_receipts
+from angelia.pipeline.jobs import archive_receipts, archive_rooms
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated, small_tables, writer
 from angelia.pipeline.lake.commit_marks import next_mark
@@ -38,23 +40,25 @@ def analytics(work: JobContext) -> JobReport:
     """Computes every day that changed, from archive and ledger together; a simulated archive is counted alone."""
     report = JobReport(job=JOB)
     with ExitStack() as held:
-        # Under this lock no row moves from the ledger to the archive: none is missed or counted twice.
-        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
+        # Under these locks no row moves from the ledger to the archive: none is missed or counted twice.
+        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB, archive_rooms.JOB))
         simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
         then, snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
         there = fingerprints.present(work, then)
         changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
-        ranges = fingerprints.ranges(changed)
+        ranges, in_rooms = fingerprints.ranges(changed), rooms.present(work, then)
         if work.dry_run:
-            return _foreseen(report, ranges)
+            return _foreseen(report, ranges, in_rooms)
         begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
         database, run = held.enter_context(begun)
         work.step("planned", run)
-        work.rows = sum(days.rows for days in ranges)
+        work.rows = sum(days.rows for days in ranges) + in_rooms.rows
         work.progress.stage("reading", work.rows)
         for days in ranges:
             _compute(work, run, days, snapshot)
             work.progress.advance(days.rows)
+        posted = rooms.count(work, run, in_rooms, snapshot)
+        report.figures["rooms"] = {"days": len(posted), "messages": sum(row["messages"] for row in posted)}
         work.progress.stage("measuring the stores")
         if not work.simulated:
             measurements.rotations(work, database, run)
@@ -63,12 +67,15 @@ def analytics(work: JobContext) -> JobReport:
     return report
 
 
-def _foreseen(report: JobReport, ranges: Sequence[DayRange]) -> JobReport:
+def _foreseen(report: JobReport, ranges: Sequence[DayRange], in_rooms: RoomsPresent) -> JobReport:
     days = sum(len(one.days) for one in ranges)
     bounds = [[f"{one.days[0].day}", f"{one.days[-1].day}"] for one in ranges]
     spans = ", ".join(f"{first} .. {last}" for first, last in bounds)
     summary = f"{days} days would be computed" + (f": {spans}" if spans else "")
-    return report.foreseen(sum(one.rows for one in ranges), summary, days=days, ranges=bounds)
+    if in_rooms.to_count:
+        summary += f"; of rooms {len(in_rooms.to_count)}"
+    rows = sum(one.rows for one in ranges) + in_rooms.rows
+    return report.foreseen(rows, summary, days=days, ranges=bounds, room_days=len(in_rooms.to_count))
 
 
 def _compute(work: JobContext, run: JobRun, days: DayRange, snapshot: Snapshot) -> None:
@@ -149,11 +156,14 @@ def _conclude(work: JobContext, database: Database, run: JobRun, report: JobRepo
     }
     row_count = sum(days.rows for days in ranges)
     report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=row_count, report=report.figures))
-    unchanged = "" if ranges else "nothing changed: "
+    in_rooms = report.figures["rooms"]
+    unchanged = "" if ranges or in_rooms["days"] else "nothing changed: "
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
     late_by = "" if times["p99_ms"] is None else f", p99 {_said(times['p99_ms'])}"
     kind = "simulated " if work.simulated else ""
     report.summary = f"{unchanged}{len({row[DAY] for row in hours})} days, {sent:,} {kind}receipts{came}{late_by}"
+    if in_rooms["days"]:
+        report.summary += f"; rooms: {in_rooms['days']} days, {in_rooms['messages']:,} messages"
 
 
 def _times(histogram: Counter[int]) -> dict[str, float | None]:

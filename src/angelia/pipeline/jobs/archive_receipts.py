@@ -151,7 +151,7 @@ def _purge_ids(work: JobContext, database: Database, run: JobRun) -> None:
     if removed != run.row_count:
         raise NotTheSame(
             f"the archive has {run.row_count:,} receipts of this run, the ledger {removed:,} of them",
-            hint="nothing was removed from the ledger; has somebody changed it by hand?",
+            hint="nothing was removed from the ledger; was it changed by hand?",
         )
 
 

@@ -15,12 +15,12 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.ledger_to_archive import (
     Move,
-    NotTheSame,
     archived_ids,
     copy,
     end_of,
     files_of,
     finish,
+    hand_over,
     resumed_first,
 )
 from angelia.pipeline.lake import commit, simulated, writer
@@ -70,7 +70,7 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     statement: an agent that uses a schedule at this moment keeps it or makes a new one."""
     if run.state is RunState.VERIFIED:
         with database.transaction():
-            _hand_over(work, database, run)
+            hand_over(work, database, SESSIONS, run, work.sql("keys")["sessions_given"])
             database.rows(work.sql("keys")["sessions_purge_ids"], _cutoff_of(run))
             work.step("purging", run)
             run = runs.advance(database, run, RunState.PURGED, work.clock())
@@ -84,17 +84,6 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     with database.transaction():
         work.record_run(database, run, {"to": f"{_cutoff_of(run):%F}", **done})
         return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
-
-
-def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
-    """Puts the archived ids into a temporary table; raises NotTheSame if they are not those that were counted."""
-    archived_ids(work, database, SESSIONS, run)
-    given = database.rows(work.sql("keys")["sessions_given"])[0]
-    if (given["row_count"], int(given["id_hash_sum"])) != (run.row_count, run.id_hash_sum):
-        raise NotTheSame(
-            f"the archive had {run.row_count:,} sessions of this run, and now {given['row_count']:,}, or others",
-            hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
-        )
 
 
 def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:

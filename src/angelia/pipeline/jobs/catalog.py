@@ -45,6 +45,7 @@ class JobEntry:
 _ALL = (
     JobEntry(name="archive receipts", since=True, until=True),
     JobEntry(name="archive sessions", until=True),
+    JobEntry(name="archive rooms"),
     JobEntry(name="archive audit"),
     JobEntry(name="retention", destroys=Destruction(verb="remove", doing="removing")),
     JobEntry(name="analytics", simulated=True, since=True, until=True),
@@ -66,5 +67,6 @@ _ALL = (
     ),
     JobEntry(name="remove simulated"),
     JobEntry(name="maintain", simulated=True),
+    JobEntry(name="import aicq", options=("database", "redis")),
 )
 JOBS = {entry.name: entry for entry in _ALL}

@@ -1,11 +1,11 @@
-"""Exports what ledger and archive hold about one agent, without the content of messages and without secrets."""
+"""Exports what ledger and archive hold about one agent, without the content of sealed messages and without secrets."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.export_files import FORMATS, ExportFile, private_file
-from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
+from angelia.pipeline.jobs.agent_rows import NAMING, AgentNames, about, asked_about, in_ledger, names_of
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.tables import AGENTS, Table
@@ -44,16 +44,18 @@ _LEDGER = (
     ("channels", "allowlist_about_agent"),
     ("channels", "channel_messages_about_agent"),
     ("channels", "channel_epochs_about_agent"),
+    ("rooms", "rooms_made_about_agent"),
+    ("rooms", "direct_messages_about_agent"),
 )
 _LEFT_OUT = (
-    "what is in messages: nobody here can read it",
+    "the content of sealed messages: the server cannot read it",
     "private keys: they never were here",
     "encrypted fields, and secrets of tokens, which are kept as hashes",
     "one-time keys themselves, and places in queues",
     "ids of messages that were sent of late, by which a repetition is known: the receipts have them",
     "what the hot tier remembers for minutes",
     "rules whose patterns cover the agent without naming it",
-    "rooms, direct messages, queues and group logs",
+    "what others posted in rooms, keys of private rooms, queues and group logs",
     "logs and backups",
 )
 # The driver streams only statements without parameters, so the agent is bound to a setting of the transaction.
@@ -75,6 +77,7 @@ def export(work: JobContext) -> JobReport:
     asked, report = _asked(work), JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
+        asked = replace(asked, agent=names_of(work, database, asked.agent).handle)
         partial = _begun(asked, run)
         try:
             counts = _written(work, asked, partial)
@@ -129,9 +132,10 @@ def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
             kind = block.removesuffix("_about_agent")
             work.progress.stage(f"writing {kind}")
             counts[kind] = _ledger(then, work.sql(slice_name)[block], asked, kind, directory)
+        names = names_of(work, then, asked.agent)
         for table in NAMING:
             work.progress.stage(f"writing {table.name}")
-            counts[table.name] = _both(work, then, asked, table, directory)
+            counts[table.name] = _both(work, then, asked, names, table, directory)
     counts[AGENTS.name] = _figures(work, asked, directory)
     if not any(counts.values()):
         raise NotFound(f"nothing is held about {asked.agent}", hint=f"angelia agent show {asked.agent}")
@@ -164,7 +168,7 @@ def _streamed(then: Database, statement: str) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
-def _both(work: JobContext, then: Database, asked: Asked, table: Table, directory: Path) -> int:
+def _both(work: JobContext, then: Database, asked: Asked, names: AgentNames, table: Table, directory: Path) -> int:
     """Exports the rows of the ledger, and those that only the archive has; returns their number."""
     here: set[str] = set()  # the ids of one agent's rows in the ledger fit into memory
     schema = pa.schema(
@@ -175,12 +179,12 @@ def _both(work: JobContext, then: Database, asked: Asked, table: Table, director
             rows = given.select(schema.names).cast(schema)
             here.update(rows[table.id].to_pylist())
             sink.add(rows)
-        for rows in _archived(work, asked.agent, table, schema):
+        for rows in _archived(work, names, table, schema):
             sink.add(pa.Table.from_pylist([row for row in rows if row[table.id] not in here], schema=schema))
         return sink.rows
 
 
-def _archived(work: JobContext, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+def _archived(work: JobContext, agent: AgentNames, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     """Rows of the archive, one partition in memory at a time: all of an agent may not fit."""
     files = listing.files(work.objects, table)
     if not files:

@@ -20,6 +20,8 @@ from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
 
+_CHANGED = "nothing was removed from the ledger; was the archive changed by hand?"
+
 
 class NotTheSame(AngeliaError, code="archive_differs"):
     """What the archive has is not what the ledger had"""
@@ -51,7 +53,7 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
         if rows != run.row_count:
             raise NotTheSame(
                 f"{run.row_count:,} rows were written to {move.table.name}, and {rows:,} are there",
-                hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
+                hint=_CHANGED,
             )
         commit.settle(work.objects, move.table, files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
@@ -106,6 +108,19 @@ def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
 def files_of(work: JobContext, table: Table, run: JobRun) -> list[TableFile]:
     """The files that a run wrote into a table; they are not rewritten before the run is done."""
     return [file for file in listing.files(work.objects, table) if file.name.startswith(run.run_id)]
+
+
+def hand_over(work: JobContext, database: Database, table: Table, run: JobRun, given: str) -> None:
+    """Puts the archived ids into a temporary table; raises NotTheSame if they are not those that were counted. `given`
+    is the statement that counts and sums them."""
+    archived_ids(work, database, table, run)
+    found = database.rows(given)[0]
+    if (found["row_count"], int(found["id_hash_sum"])) != (run.row_count, run.id_hash_sum):
+        raise NotTheSame(
+            f"the archive had {run.row_count:,} rows of this run in {table.name}, and now {found['row_count']:,}, "
+            "or others",
+            hint=_CHANGED,
+        )
 
 
 def archived_ids(work: JobContext, database: Database, table: Table, run: JobRun) -> None:

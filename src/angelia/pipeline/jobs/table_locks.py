@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs import archive_receipts, archive_sessions
-from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
+from angelia.pipeline.jobs import archive_receipts, archive_rooms, archive_sessions
+from angelia.pipeline.lake.tables import RECEIPTS, ROOMS, SESSIONS
 from angelia.pipeline.sources import audit
 
-MOVERS = (archive_receipts.JOB, archive_sessions.JOB, audit.APP_ID)
+MOVERS = (archive_receipts.JOB, archive_sessions.JOB, archive_rooms.JOB, audit.APP_ID)
 # Between commit and purge, a run of these finds its rows by the names of its files.
-BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions.JOB}
+BY_FILES = {
+    RECEIPTS.name: archive_receipts.JOB,
+    SESSIONS.name: archive_sessions.JOB,
+    ROOMS.name: archive_rooms.JOB,
+}
 
 
 @contextmanager

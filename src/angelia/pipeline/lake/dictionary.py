@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from angelia.pipeline.lake import tables
-from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, DAY, RECEIPTS, ROOMS, SESSIONS, TABLES, Table
 
 _TYPES = {
     pa.string(): "string",
@@ -26,10 +26,13 @@ _COMMITS = {
     RECEIPTS.name: "`archive receipts`, with the number of the run (`simulate` in a simulated archive)",
     AUDIT.name: "`archive audit`, with the last position that is archived",
     SESSIONS.name: "`archive sessions`, with the number of the run",
+    ROOMS.name: "`archive rooms`, with the number of the run",
     **{table.name: "`analytics`, with the number of the run" for table in ANALYTICS},
 }
 _EXAMPLES = {
     RECEIPTS.name: "SELECT status, count(*) FROM delivery_receipts WHERE sender_nhi = 'alice' GROUP BY status",
+    ROOMS.name: "SELECT timestamp_millis(ts) AS posted_at, author, body FROM rooms WHERE room_name = 'build-talk' "
+    "ORDER BY ts",
     AUDIT.name: "SELECT position, event_type FROM audit_events WHERE object_nhi = 'alice' ORDER BY position",
 }
 _COUNTED = "SELECT day, count(*) AS rows FROM {name} GROUP BY day ORDER BY day"

@@ -34,6 +34,7 @@ class Table:
     about: str
     id: str
     columns: tuple[ArchiveColumn, ...]
+    found_by: tuple[str, ...] = ()  # other columns that the ledger needs to find a row quickly
     ordered: str | None = None  # a column whose smallest and largest value in each file the log keeps
     configuration: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,6 +157,25 @@ SESSIONS = Table(
     ),
 )
 
+ROOMS = Table(
+    name="rooms",
+    about="Messages of rooms whose creator wants them archived, after they expired.",
+    id="message_id",
+    found_by=("room_id", "ts"),
+    columns=(
+        always("room_id", pa.string(), "the room, a UUID"),
+        column("room_name", pa.string(), "its name; none for a private room"),
+        always("is_private", pa.bool_(), "whether the room is read and written with a key"),
+        always("message_id", pa.string(), "the message's own id, a ULID", unique=True),
+        always("ts", pa.int64(), "when it was posted, in Unix milliseconds; its day is the partition"),
+        always("author", pa.string(), "id of the agent that posted it, a UUID"),
+        always("body", pa.string(), "the text", unique=True),
+        column("parent_id", pa.string(), "the message that it answers, a ULID", unique=True),
+        always("depth", pa.int32(), "how many messages it answers, one after the other; 0 if none"),
+        column("proof", pa.string(), "the author's signature and what it covers, as JSON", unique=True),
+    ),
+)
+
 HOURS = Table(
     name="receipt_hours",
     about="Receipts by the hour that they were sent in and by priority.",
@@ -254,6 +274,38 @@ KEY_GRACE = Table(
     ),
 )
 
+ROOM_DAYS = Table(
+    name="room_days",
+    about="What happened in rooms on each day, private ones included.",
+    id="computed_at",
+    columns=(
+        always("computed_at", _TIME, "when it was counted"),
+        always("messages", _COUNT, "messages that were posted"),
+        always("private_messages", _COUNT, "of these, in private rooms"),
+        always("replies", _COUNT, "of all, those that answer another"),
+        always("agents", _COUNT, "different agents that posted"),
+        always("rooms", _COUNT, "rooms that had messages"),
+        column(
+            "depth_mean", pa.float64(), "how deep replies were nested, in the mean; 1 answers a message that is none"
+        ),
+        column("depth_max", pa.int32(), "how deep the deepest was"),
+        always("rooms_made", _COUNT, "rooms that agents made here: not those that were imported"),
+    ),
+)
+
+TOP_ROOMS = Table(
+    name="top_rooms",
+    about="The hundred public rooms with the most messages of each day; all private ones are one row.",
+    id="room_id",
+    columns=(
+        always("room_id", pa.string(), "the room, a UUID; `private` for all private rooms together"),
+        column("room_name", pa.string(), "its name"),
+        always("messages", _COUNT, "messages that were posted"),
+        always("replies", _COUNT, "of these, those that answer another"),
+        always("agents", _COUNT, "different agents that posted"),
+    ),
+)
+
 STORAGE = Table(
     name="storage",
     about="How large each store is, each time that it was measured.",
@@ -268,6 +320,6 @@ STORAGE = Table(
     ),
 )
 
-# The tables that analytics writes; they can always be computed again.
-ANALYTICS = (HOURS, LATENCIES, AGENTS, BUCKETS, DAYS, KEY_DAYS, KEY_GRACE, STORAGE)
-TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, *ANALYTICS)}
+# The tables that analytics writes. Those of receipts and keys can be computed again; rooms and stores are as they were.
+ANALYTICS = (HOURS, LATENCIES, AGENTS, BUCKETS, DAYS, KEY_DAYS, KEY_GRACE, ROOM_DAYS, TOP_ROOMS, STORAGE)
+TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, *ANALYTICS)}

@@ -19,7 +19,6 @@ from angelia.pipeline.report import formatting
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, Contents, DayFigures
 from angelia.pipeline.report.svg import COLOURS
 
-Draw = Callable[[Contents, Axes, bool], None]
 _SERIES = [COLOURS[f"series-{number}"] for number in (1, 2, 3, 4)]
 _OF = {"delivered": _SERIES[0], "failed": _SERIES[1], "pending": _SERIES[2], "expired": _SERIES[3]}
 _DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-."]
@@ -31,16 +30,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def volume(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How many messages a day, by what became of them."""
-    columns = {name: _by_day(contents, {day.day: day.outcomes[name] for day in contents.days}) for name in OUTCOMES}
-    _stacked(axes, contents.period, columns, narrow)
+    counts = {name: {day.day: day.outcomes[name] for day in contents.days} for name in OUTCOMES}
+    columns = {name: by_day(contents.period, count) for name, count in counts.items()}
+    draw_stacked(axes, contents.period, columns, narrow)
 
 
 def latency(contents: Contents, axes: Axes, narrow: bool) -> None:
     """How long delivery took."""
     places = reversed([*enumerate(SHARES)])
-    lines = {name: _by_day(contents, {day.day: day.times[n] for day in contents.days}) for n, name in places}
+    lines = {name: by_day(contents.period, {day.day: day.times[n] for day in contents.days}) for n, name in places}
     axes.set_yscale("log")
-    _lines(axes, [_place(day) for day in contents.period], lines, narrow)
+    draw_lines(axes, [place(day) for day in contents.period], lines, narrow)
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.duration(value)))
@@ -52,9 +52,9 @@ def latency(contents: Contents, axes: Axes, narrow: bool) -> None:
 def losses(contents: Contents, axes: Axes, narrow: bool) -> None:
     """The share of a day's messages that was not delivered."""
     shares = {name: {day.day: _percent(day, name) for day in contents.days} for name in ("failed", "expired")}
-    lines = {name: _by_day(contents, share) for name, share in shares.items()}
-    _lines(axes, [_place(day) for day in contents.period], lines, narrow)
-    _from_zero(axes, lambda value: f"{value:g} %")
+    lines = {name: by_day(contents.period, share) for name, share in shares.items()}
+    draw_lines(axes, [place(day) for day in contents.period], lines, narrow)
+    from_zero(axes, lambda value: f"{value:g} %")
 
 
 def buckets(contents: Contents, axes: Axes, narrow: bool) -> None:
@@ -81,8 +81,8 @@ def storage(contents: Contents, axes: Axes, narrow: bool) -> None:
     values = {tier: [tiers.get(tier, _GAP) for tiers in contents.storage.values()] for tier in TIERS}
     places = [(moment - _EPOCH) / timedelta(days=1) for moment in contents.storage]
     # Not stacked: a gap of one tier would be a gap of those above it.
-    _lines(axes, places, values, narrow)
-    _from_zero(axes, formatting.size)
+    draw_lines(axes, places, values, narrow)
+    from_zero(axes, formatting.size)
 
 
 def rotations(contents: Contents, axes: Axes, narrow: bool) -> None:
@@ -93,12 +93,12 @@ def rotations(contents: Contents, axes: Axes, narrow: bool) -> None:
     for row in contents.rotations:
         counts[row["reason"], row["day"]] += row["rotations"]
     columns = {reason.replace("_", " "): [float(counts[reason, day]) for day in days] for reason in reasons}
-    _stacked(axes, days, columns, narrow)
+    draw_stacked(axes, days, columns, narrow)
 
 
-def _by_day(contents: Contents, known: Mapping[date, float | None]) -> list[float]:
+def by_day(period: Sequence[date], known: Mapping[date, float | None]) -> list[float]:
     """A value for each day of the period; a day without one is a gap."""
-    values = [known.get(day) for day in contents.period]
+    values = [known.get(day) for day in period]
     return [_GAP if value is None else float(value) for value in values]
 
 
@@ -106,14 +106,14 @@ def _percent(day: DayFigures, outcome: str) -> float | None:
     return 100 * day.outcomes[outcome] / day.sent if day.sent else None
 
 
-def _place(day: date) -> float:
+def place(day: date) -> float:
     """Where a day stands on an axis of dates."""
     return float((day - _EPOCH.date()).days)
 
 
-def _stacked(axes: Axes, days: Sequence[date], columns: Mapping[str, Sequence[float]], narrow: bool) -> None:
+def draw_stacked(axes: Axes, days: Sequence[date], columns: Mapping[str, Sequence[float]], narrow: bool) -> None:
     below = [0.0] * len(days)
-    places = [_place(day) for day in days]
+    places = [place(day) for day in days]
     for (name, values), other in zip(columns.items(), _SERIES, strict=False):
         colour = _OF.get(name, other)
         if any(value and not math.isnan(value) for value in values):
@@ -136,7 +136,7 @@ def _stacked(axes: Axes, days: Sequence[date], columns: Mapping[str, Sequence[fl
     )
 
 
-def _lines(axes: Axes, places: Sequence[float], lines: Mapping[str, Sequence[float]], narrow: bool) -> None:
+def draw_lines(axes: Axes, places: Sequence[float], lines: Mapping[str, Sequence[float]], narrow: bool) -> None:
     """Lines that differ by dashes and by the names at their ends, not by colour alone. A value between two gaps is a
     point."""
     for (name, values), other, dashes in zip(lines.items(), _SERIES, _DASHES, strict=False):
@@ -168,7 +168,7 @@ def _lonely(values: Sequence[float]) -> list[int]:
     ]
 
 
-def _from_zero(axes: Axes, said: Callable[[float], str]) -> None:
+def from_zero(axes: Axes, said: Callable[[float], str]) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: said(value)))

@@ -16,7 +16,20 @@ from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
 from angelia.pipeline.lake import archive_locations
 from angelia.pipeline.lake import small_tables as lake
-from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
+from angelia.pipeline.lake.tables import (
+    AGENTS,
+    BUCKETS,
+    DAY,
+    DAYS,
+    HOURS,
+    KEY_DAYS,
+    KEY_GRACE,
+    LATENCIES,
+    ROOM_DAYS,
+    STORAGE,
+)
+from angelia.pipeline.report import room_figures
+from angelia.pipeline.report.room_figures import RoomFigures
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
@@ -58,6 +71,7 @@ class Contents:
     """Everything that is on the page."""
 
     days: list[DayFigures]
+    rooms: RoomFigures
     computed_at: datetime
     overall: Times
     by_priority: dict[str, tuple[int, Times]]  # how many were delivered, and when
@@ -69,8 +83,18 @@ class Contents:
     grace: list[dict[str, Any]]
 
     @property
+    def covered(self) -> list[date]:
+        """The days of which there is something on the page."""
+        return sorted({day.day for day in self.days} | {day.day for day in self.rooms.days})
+
+    @property
+    def days_with_messages(self) -> int:
+        """The number of days with messages; on others rooms were only made."""
+        return len({day.day for day in self.days} | {day.day for day in self.rooms.days if day.messages})
+
+    @property
     def period(self) -> list[date]:
-        """Every day from the first to the last, also those without messages."""
+        """Every day from the first to the last of mail, also those without messages."""
         first, last = self.days[0].day, self.days[-1].day
         return [first + timedelta(days=offset) for offset in range((last - first).days + 1)]
 
@@ -90,7 +114,8 @@ class Contents:
 def read(objects: Objects, settings: Settings) -> Contents:
     """Reads all that was computed; raises NotFound if there is nothing."""
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
-    if not known:
+    of_rooms = lake.rows(objects, ROOM_DAYS)
+    if not (known or of_rooms):
         raise NotFound(
             "nothing has been computed yet",
             hint=f"angelia pipeline run analytics{archive_locations.flag(objects, settings)}",
@@ -107,7 +132,8 @@ def read(objects: Objects, settings: Settings) -> Contents:
     storage = _storage(objects)
     return Contents(
         days=[_day(day, by_day[day], late[day], known[day]) for day in sorted(known)],
-        computed_at=max(row["computed_at"] for row in known.values()),
+        rooms=room_figures.read(objects),
+        computed_at=max(row["computed_at"] for row in (*known.values(), *of_rooms)),
         overall=_times(sum(by_priority.values(), Counter())),
         by_priority={
             one.name.lower(): (by_priority[one].total(), _times(by_priority[one]))

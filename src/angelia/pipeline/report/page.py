@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from functools import partial
 from html import escape
 from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
-from angelia.pipeline.report import charts, formatting
+from angelia.pipeline.report import charts, formatting, room_sections
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, AgentFigures, Contents, read
-from angelia.pipeline.report.svg import drawn
+from angelia.pipeline.report.markup import chart, html_table
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
 _STYLE = Path(__file__).with_name("style.css")
-Text = Callable[[Contents], str]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -25,7 +23,7 @@ def page(objects: Objects, settings: Settings, now: datetime) -> str:
     """The page as HTML, of everything that was computed until now."""
     contents = read(objects, settings)
     sections = "\n".join(_sections(contents))
-    first, last = contents.period[0], contents.period[-1]
+    first, last = contents.covered[0], contents.covered[-1]
     subject = "Simulated messages" if commit.is_simulated(objects) else "Messages"
     return f"""<!doctype html>
 <html lang="en">
@@ -42,7 +40,7 @@ def page(objects: Objects, settings: Settings, now: datetime) -> str:
 <header>
 {_banner(objects, settings)}
 <h1>{subject}, <time datetime="{first}">{first}</time> to <time datetime="{last}">{last}</time></h1>
-<p class="muted">{len(contents.days)} days with messages, UTC.
+<p class="muted">{contents.days_with_messages} days with messages, UTC.
 Computed {_time(contents.computed_at)}, written {_time(now)}.</p>
 {_totals(contents)}
 </header>
@@ -73,41 +71,42 @@ def _banner(objects: Objects, settings: Settings) -> str:
 
 def _totals(contents: Contents) -> str:
     p50, _, p99 = contents.overall
-    figures = {
-        "messages": f"{contents.sent:,}",
-        "delivered": formatting.share(contents.total("delivered"), contents.sent),
-        "half delivered within": formatting.duration(p50),
-        "99 % delivered within": formatting.duration(p99),
-        "wire bytes": formatting.size(sum(day.wire_bytes for day in contents.days)),
-    }
+    figures: dict[str, str] = {}
+    if contents.days:
+        figures |= {
+            "messages": f"{contents.sent:,}",
+            "delivered": formatting.share(contents.total("delivered"), contents.sent),
+            "half delivered within": formatting.duration(p50),
+            "99 % delivered within": formatting.duration(p99),
+            "wire bytes": formatting.size(sum(day.wire_bytes for day in contents.days)),
+        }
+    if contents.rooms.days:
+        figures["messages in rooms"] = f"{contents.rooms.messages:,}"
     entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     return f'<dl class="totals">{entries}</dl>'
 
 
 def _sections(contents: Contents) -> Iterator[str]:
-    yield _chart(contents, charts.volume, _volume_title, _volume_table)
-    yield _chart(contents, charts.latency, _latency_title, _latency_table)
-    yield _priorities(contents)
-    yield _chart(contents, charts.losses, _losses_title, _losses_table)
-    yield _chart(contents, charts.buckets, _buckets_title, _buckets_table, 1.8)
+    if contents.days:
+        yield from _mail_sections(contents)
+    yield from room_sections.sections(contents.rooms)
     if contents.storage:
         height = 1.3 if contents.measured_once else 2.5
-        yield _chart(contents, charts.storage, _storage_title, _storage_table, height)
+        yield chart(contents, charts.storage, _storage_title, _storage_table, height)
     if contents.rotations:
-        yield _chart(contents, charts.rotations, _rotations_title, _rotations_table)
+        yield chart(contents, charts.rotations, _rotations_title, _rotations_table)
     else:
         yield '<section><h2>No key was rotated</h2><p class="muted">Rotations are counted in the ledger.</p></section>'
-    yield _agents(contents)
+    if contents.days:
+        yield _agents(contents)
 
 
-def _chart(contents: Contents, draw: charts.Draw, title: Text, table: Text, height: float = 2.5) -> str:
-    """A section named like the function that draws its chart."""
-    name = draw.__name__
-    return (
-        f'<section><h2 id="{name}">{escape(title(contents))}</h2>'
-        f'<div role="img" aria-labelledby="{name}">{drawn(name, partial(draw, contents), height)}</div>'
-        f"<details><summary>As a table</summary>{table(contents)}</details></section>"
-    )
+def _mail_sections(contents: Contents) -> Iterator[str]:
+    yield chart(contents, charts.volume, _volume_title, _volume_table)
+    yield chart(contents, charts.latency, _latency_title, _latency_table)
+    yield _priorities(contents)
+    yield chart(contents, charts.losses, _losses_title, _losses_table)
+    yield chart(contents, charts.buckets, _buckets_title, _buckets_table, 1.8)
 
 
 def _volume_title(contents: Contents) -> str:
@@ -121,7 +120,7 @@ def _volume_title(contents: Contents) -> str:
 
 def _volume_table(contents: Contents) -> str:
     rows = ([f"{day.day}", f"{day.sent:,}", *(f"{day.outcomes[name]:,}" for name in OUTCOMES)] for day in contents.days)
-    return _table("Messages a day", ["day", "sent", *OUTCOMES], rows)
+    return html_table("Messages a day", ["day", "sent", *OUTCOMES], rows)
 
 
 def _latency_title(contents: Contents) -> str:
@@ -131,7 +130,7 @@ def _latency_title(contents: Contents) -> str:
 
 def _latency_table(contents: Contents) -> str:
     rows = ([f"{day.day}", *map(formatting.duration, day.times)] for day in contents.days)
-    return _table("Time from accepted to delivered", ["day", *SHARES], rows)
+    return html_table("Time from accepted to delivered", ["day", *SHARES], rows)
 
 
 def _priorities(contents: Contents) -> str:
@@ -140,7 +139,8 @@ def _priorities(contents: Contents) -> str:
     ]
     said = ", ".join(f"{name} {formatting.duration(times[-1])}" for name, (_, times) in contents.by_priority.items())
     title = f"99 % delivered, by priority: within {said}" if said else "Nothing was delivered"
-    return f"<section><h2>{title}</h2>{_table('Time to delivery', ['priority', 'delivered', *SHARES], rows)}</section>"
+    table = html_table("Time to delivery", ["priority", "delivered", *SHARES], rows)
+    return f"<section><h2>{title}</h2>{table}</section>"
 
 
 def _losses_title(contents: Contents) -> str:
@@ -156,7 +156,7 @@ def _losses_table(contents: Contents) -> str:
         [f"{day.day}", *(formatting.share(day.outcomes[name], day.sent) for name in ("failed", "expired"))]
         for day in contents.days
     )
-    return _table("Share of a day's messages", ["day", "failed", "expired"], rows)
+    return html_table("Share of a day's messages", ["day", "failed", "expired"], rows)
 
 
 def _buckets_title(contents: Contents) -> str:
@@ -174,7 +174,7 @@ def _buckets_table(contents: Contents) -> str:
     spread = (
         [f"{day.day}", *("-" if one is None else f"{one:.2f}" for one in (day.peak, day.gini))] for day in contents.days
     )
-    return _table("The ten fullest buckets", ["bucket", "messages", "share"], rows) + _table(
+    return html_table("The ten fullest buckets", ["bucket", "messages", "share"], rows) + html_table(
         "Fullest bucket against the mean, and Gini's coefficient", ["day", "peak", "Gini"], spread
     )
 
@@ -202,7 +202,7 @@ def _storage_table(contents: Contents) -> str:
         [formatting.time(moment), *(formatting.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
         for moment, tiers in contents.storage.items()
     )
-    return _table("Size of each tier", ["measured", *TIERS], rows)
+    return html_table("Size of each tier", ["measured", *TIERS], rows)
 
 
 def _rotations_title(contents: Contents) -> str:
@@ -222,7 +222,7 @@ def _rotations_table(contents: Contents) -> str:
         [f"{row['day']}", escape(row["reason"].replace("_", " ")), escape(row["key_type"]), f"{row['rotations']:,}"]
         for row in contents.rotations
     )
-    return _table("Keys by day, reason and type", ["day", "reason", "type", "keys"], rows)
+    return html_table("Keys by day, reason and type", ["day", "reason", "type", "keys"], rows)
 
 
 def _agents(contents: Contents) -> str:
@@ -237,8 +237,8 @@ def _agents(contents: Contents) -> str:
     columns = ["messages", "share", "bytes"]
     return (
         f'<section><h2>{title}</h2><div class="pair">'
-        + _table("Who sent most", ["sender", *columns, "failed"], senders)
-        + _table("Who was sent most", ["recipient", *columns], recipients)
+        + html_table("Who sent most", ["sender", *columns, "failed"], senders)
+        + html_table("Who was sent most", ["recipient", *columns], recipients)
         + "</div></section>"
     )
 
@@ -250,15 +250,6 @@ def _agent(one: AgentFigures, sent: int) -> list[str]:
         formatting.share(one.messages, sent),
         formatting.size(one.wire_bytes),
     ]
-
-
-def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of HTML; untrusted text in its cells is escaped by the caller."""
-    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
-    )
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _time(moment: datetime) -> str:

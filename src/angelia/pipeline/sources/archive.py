@@ -54,15 +54,15 @@ def _tasks(files: Sequence[TableFile]) -> list[list[str]]:
 
 
 def ids(objects: Objects, table: Table, files: Sequence[TableFile]) -> pa.RecordBatchReader:
-    """The ids of the rows of these files, a batch at a time."""
-    filesystem = objects.filesystem()
+    """The ids of the rows of these files, and the columns by which the ledger finds them, a batch at a time."""
+    filesystem, names = objects.filesystem(), [table.id, *table.found_by]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for file in files:
             with filesystem.open_input_file(objects.path(file.uri)) as opened:
-                yield from pq.ParquetFile(opened).iter_batches(columns=[table.id])
+                yield from pq.ParquetFile(opened).iter_batches(columns=names)
 
-    schema = pa.schema([table.schema.field(table.id)])
+    schema = pa.schema([table.schema.field(name) for name in names])
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
