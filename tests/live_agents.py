@@ -13,7 +13,10 @@ from angelia.envelope.bundles import Bundle
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 
-NO_LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off"
+NO_LIMITS = (
+    "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,"
+    "channels=off,room_create=off,room_read=off,find=off,stats=off,who=off"
+)
 
 
 class Lossy(Client):

@@ -85,7 +85,7 @@ def into(shell: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[by
 @pytest.fixture(scope="session")
 def live_server(directory: Path) -> Iterator[ServerProcess]:
     """A real server; an agent's name must be new on it."""
-    limits = "register=off,identity=off,keys=off,bundles=off"
+    limits = "register=off,identity=off,keys=off,bundles=off,room_lookup=off,room_read=off,find=off,who=off"
     server = ServerProcess(directory / f"cli-{secrets.token_hex(4)}", limits=limits)
     server.start()
     yield server

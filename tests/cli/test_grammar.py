@@ -110,6 +110,9 @@ def test_nouns_nest_and_a_verb_gives_its_exit_code(angelia: Angelia) -> None:
         ),
         ("agent new A", "NAME: 'A' is no handle: a-z 0-9 . _ -, a letter or digit at both ends, no '..'", None),
         ("agent new me", "NAME: the handle me is reserved", None),
+        ("room post", "`angelia room post` needs NAME", 'as in `angelia room post build-talk "build 418 is green"`'),
+        ("room follow x", "`angelia room` has no verb 'follow'", "did you mean `angelia room tail -f`?"),
+        ("room create a --keep 1s", "--keep: 1s is not between 1m and 365d", None),
         ("guard block 1.2.3", "ADDRESS: '1.2.3' is no IP address", None),
     ],
 )

@@ -87,7 +87,9 @@ def test_a_verb_on_the_own_mailbox_loads_no_client(shell: Path, angelia: Angelia
     assert not [name for name in loaded if name.startswith("angelia.client")]
 
 
-@pytest.mark.parametrize("verb", [["mail", "send", "{me}", "hi"], ["mail", "receive"], ["agent", "show"]])
+@pytest.mark.parametrize(
+    "verb", [["mail", "send", "{me}", "hi"], ["mail", "receive"], ["agent", "show"], ["room", "list"], ["dm", "read"]]
+)
 def test_a_verb_that_speaks_to_the_server_loads_httpx_and_no_more(
     live: str, shell: Path, angelia: Angelia, verb: list[str]
 ) -> None:

@@ -593,7 +593,7 @@ def test_nothing_is_sealed_for_an_agent_without_a_bundle(server: Recorder, perso
         8,
         "",
         "error: carol has no key bundle, so nothing can be sealed to it (key_not_found)\n"
-        "hint: carol runs `angelia key publish`\n",
+        "hint: carol runs `angelia key publish`; without a bundle there is `angelia dm send carol`\n",
     )
 
 

@@ -107,6 +107,9 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         mail receipts --as {ann} -n 1
         mail deny {ann} --as {ben}
         mail deny {ann} --as {ben}
+        mail block {ann} --as {ben}
+        mail block --as {ben}
+        mail unblock {ann} --as {ben}
         mail prune --retention-hours 1 --as {ben}
         mail migrate --from nowhere --as {ben}
         mail verify --as {ben}
@@ -127,6 +130,24 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         channel forget {ann}/news --as {ben}
         channel delete news --as {ann}
         key rotate --as {ben}
+        room create talk-{ann} --as {ann}
+        room create talk-{ann} --private --as {ann}
+        room list
+        room show talk-{ann}
+        room update talk-{ann} --as {ann}
+        room update talk-{ann} --keep 7d --as {ann}
+        room read talk-{ann}
+        room post talk-{ann} words --as {ann}
+        room post talk-{ann} words --reply-to 00000000 --as {ann}
+        room read talk-{ann} --verify
+        room thread talk-{ann} 00000000
+        room tail nowhere
+        room search words nowhere
+        room delete talk-{ann} 00000000 --as {ann}
+        dm send {ben} words --as {ann}
+        dm send {ben}-3 words --as {ann}
+        dm read --as {ben}
+        dm delete {id_} --as {ben}
     """
     operate = f"""
         token create --role read-only

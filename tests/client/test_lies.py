@@ -26,9 +26,9 @@ from angelia.client import (
     ack_plan,
     clock,
     delivery_status,
+    event_stream,
     mail_calls,
     mail_receiving,
-    mail_stream,
     mailbox_server,
     own_key_renewal,
     transport,
@@ -657,8 +657,8 @@ async def test_a_stream_of_rubbish_is_taken_up_again_and_ends_nobodys_service(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(mail_stream, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "MOST_BYTES", 1 << 16)
     events = {"content-type": "text/event-stream"}
     rubbish = [
         page(200, "<html>log in first</html>"),
@@ -707,8 +707,8 @@ async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     alice, bob = deceived
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "LONGEST_PAUSE", 0.1)
     async with served(alice) as task:
         await until(lambda: liar.count("GET", "/v1/messages/stream") > 0, task)
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")

@@ -21,6 +21,7 @@ from angelia.client import (
     channel_signing,
     clock,
     delivery_status,
+    event_stream,
     mail_stream,
     mailbox_server,
     transport,
@@ -102,7 +103,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_again(recorder: Recorder, al
     recorder.tell("GET", "/v1/messages/stream", event.replace("3", "2").encode())
     recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+        patch.setattr(event_stream, "FIRST_PAUSE", 0.01)
         async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
             said = client.mail.stream()
             assert [await anext(said), await anext(said)] == [PrekeysLow(count=3), PrekeysLow(count=2)]
@@ -123,7 +124,7 @@ def test_a_stream_can_be_listened_to_without_a_loop(recorder: Recorder, alice: P
     recorder.tell("GET", "/v1/messages/stream", b": still here\n\n" + event.encode())
     recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
     with pytest.MonkeyPatch.context() as patch, Client(recorder.url, identity=alice.mailbox) as client:
-        patch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+        patch.setattr(event_stream, "FIRST_PAUSE", 0.01)
         said = client.mail.stream()
         assert next(said) == PrekeysLow(count=3)
         with pytest.raises(transport.ApiError):
@@ -133,7 +134,7 @@ def test_a_stream_can_be_listened_to_without_a_loop(recorder: Recorder, alice: P
 async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
     recorder: Recorder, alice: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
     event = b'event: prekeys_low\ndata: {"count":3}\n\n'
     recorder.tell("GET", "/v1/messages/stream", event)
     old = alice.mailbox.key_id
@@ -189,7 +190,7 @@ def failing_first(real: Callable[..., Any], times: int, error: Exception) -> tup
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(mailbox_server, "ROUND", 0.2)
 
 
@@ -197,7 +198,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_served_mailbox_outlives_what_passes(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
     error = Unreachable("gone") if code == "network" else _class_of(code)("not now")
     if code != "network":
         error.status = 429 if code == "rate_limited" else 503  # type: ignore[attr-defined]
@@ -213,7 +214,7 @@ async def test_a_served_mailbox_outlives_what_passes(
 async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_not_wait(
     recorder: Recorder, alice: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_stream, "FIRST_PAUSE", 0.01)
     due = f'{{"peer":"bob","session_id":"{alice.newest.signer.signer_id}","due_since":"2026-11-15T12:00:00Z"}}'
     for name, data in (("prekeys_low", '{"count":3}'), ("rotation_due", due)):
         recorder.tell("GET", "/v1/messages/stream", f"event: {name}\ndata: {data}\n\n".encode())

@@ -13,7 +13,17 @@ from uuid import UUID
 import pytest
 
 from angelia.channels import api as channels
-from angelia.client import AsyncClient, BadAnswer, Client, channel_verbs, key_calls, key_verbs, mail_verbs, verbs
+from angelia.client import (
+    AsyncClient,
+    BadAnswer,
+    Client,
+    channel_verbs,
+    key_calls,
+    key_verbs,
+    mail_verbs,
+    room_verbs,
+    verbs,
+)
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
 from angelia.client.operation_requests import ask
@@ -28,6 +38,7 @@ AGENT = {
     "name": "Alice",
     "email": "",
     "registered_at": "2026-11-15T20:14:02.123456Z",
+    "updated_at": "2026-11-15T20:14:02.123456Z",
     "aicq_signatures": True,
 }
 TOKEN = {
@@ -246,7 +257,7 @@ def test_a_name_can_never_leave_its_place_in_the_path(evil: str) -> None:
 
 def declared() -> Iterator[tuple[type[Namespace[Any]], str, Verb[..., Any]]]:
     """Every verb of every namespace."""
-    for module in (verbs, key_verbs, mail_verbs, channel_verbs):
+    for module in (verbs, key_verbs, mail_verbs, channel_verbs, room_verbs):
         for kind in (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Namespace)):
             yield from ((kind, name, verb) for name, verb in vars(kind).items() if isinstance(verb, Verb))
 
@@ -259,7 +270,7 @@ def namespaces(client: Client | AsyncClient) -> list[object]:
 
 
 async def test_both_clients_have_every_verb_with_its_own_signature_and_words() -> None:
-    assert len(list(declared())) >= 98
+    assert len(list(declared())) >= 114
     with Client("http://h") as blocking:
         async with AsyncClient("http://h") as awaited:
             for client in (blocking, awaited):

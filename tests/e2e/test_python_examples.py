@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from aicq_files import registered
 from e2e.test_tour import README, environment
 from server_process import ServerProcess
 
@@ -30,6 +31,11 @@ def examples(page: Path, after: str = "") -> list[str]:
     return re.findall(r"```python\n(.*?)```", re.split(r"^## ", section, flags=re.MULTILINE)[0], re.DOTALL)
 
 
+def commands(page: Path) -> list[str]:
+    """The examples of shell commands of a page."""
+    return re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Desk:
     """A server, and a home with alice, bob and their channel `alice/news`."""
@@ -40,6 +46,9 @@ class Desk:
     def angelia(self, *words: str) -> str:
         command = [Path(sys.executable).parent / "angelia", *words]
         return self._run([str(word) for word in command])
+
+    def paste(self, *lines: str) -> str:
+        return self._run(["sh", "-euc", "\n".join(lines)])
 
     def run(self, script: str) -> str:
         return self._run([sys.executable, "-c", self._here(script)])
@@ -152,6 +161,21 @@ def test_the_examples_of_the_guides_work(desk: Desk) -> None:
     assert desk.run(blocks) == "['mallory']\n"
 
 
+def test_the_guides_to_rooms_and_from_aicq_work_when_pasted(desk: Desk) -> None:
+    said = desk.paste(*commands(DOCS / "rooms.md"))
+    assert re.search(r"^\d\d:\d\d:\d\dZ  [0-9A-Z]{12}  alice  build 418 is green$", said, re.MULTILINE)
+    assert re.search(r"^\d\d:\d\d:\d\dZ  [0-9A-Z]{12}  alice    yes$", said, re.MULTILINE), "below its parent"
+    assert re.search(r"^[0-9a-f-]{12}  build-talk +3 +\d+s +7d  no$", said, re.MULTILINE)
+    assert said.endswith("  bob  psst\n")
+    following, proof = examples(DOCS / "rooms.md", "## Five minutes") + examples(DOCS / "rooms.md", "## Who wrote")
+    assert desk.run(following) == "or at 19:00\n"
+    assert desk.run(proof) == "rfc9421 True False\n"
+    id_ = registered(desk.server.start_url, desk.home / ".aicq")
+    taken = desk.paste(*commands(DOCS / "aicq.md"))
+    assert f"registered   {id_}\n" in taken
+    assert "posted in global\n" in taken
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_what_a_newcomer_reads_first_is_short(flavour: str) -> None:
     sections = ("# From Python", "## A question and its answer", "## A channel's reader", "## Receipts as a table")
@@ -165,7 +189,17 @@ def test_what_a_newcomer_reads_first_is_short(flavour: str) -> None:
 
 def test_no_example_is_left_untried() -> None:
     """A page is named here when its examples run above, or in a test of its own."""
-    tried = {"README.md", "python.md", "mail.md", "channels.md", "keys.md", "policy.md", "envelopes.md", "slices.md"}
+    tried = {
+        "README.md",
+        "python.md",
+        "mail.md",
+        "channels.md",
+        "keys.md",
+        "policy.md",
+        "envelopes.md",
+        "rooms.md",
+        "slices.md",
+    }
     python = re.compile(r"```python\n(.*?)```", re.DOTALL)
     of_ours = {
         page.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from angelia.agents.api import AgentRecord
     from angelia.client import Client
     from angelia.envelope.bundles import Link
+    from angelia.mailbox.aicq_identity import AicqIdentity
     from angelia.mailbox.identity import Identity
 
 _OTHER_AGENT = "make another agent: angelia agent new NAME --register"
@@ -32,24 +34,41 @@ command = Noun("agent", "make, register and show agents; claim a handle")
 @click.option("--register", is_flag=True, help="register it with the server and claim NAME as its handle")
 @click.option("--passphrase", is_flag=True, help="ask for a passphrase that protects the key file")
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
-def new(session: CommandContext, name: str, register: bool, passphrase: bool, display_name: str | None) -> None:
+@click.option(
+    "--from-aicq", "aicq", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="take the key of an AICQ client: agent.json with private.key or private.pem",
+)  # fmt: skip
+def new(
+    session: CommandContext,
+    name: str,
+    register: bool,
+    passphrase: bool,
+    display_name: str | None,
+    aicq: Path | None,
+) -> None:
     """Make the keys of a new agent on this machine.
 
-    NAME is what the agent is called here, and the handle that it claims."""
-    from angelia.mailbox import identity
+    NAME is what the agent is called here, and the handle that it claims. With --from-aicq the agent
+    stays the one that it is: same key, same id."""
+    from angelia.mailbox import aicq_identity, identity
 
+    taken = None if aicq is None else aicq_identity.read(aicq)
+    if taken is not None:
+        _refuse_known_key(session.settings.home, name, taken)
     secret = session.ask_new_passphrase() if passphrase else None
     try:
-        made = identity.create(session.settings.home, name, secret)
+        made = identity.create(session.settings.home, name, secret, ed25519=taken.seed if taken else None)
     except AlreadyExists as error:
         known = identity.public_identity(session.settings.home, name)
         unregistered = register and (known is None or known.id is None)
         error.hint = f"angelia agent register --as {name}" if unregistered else f"angelia agent show {name}"
         raise
     how = "with a passphrase" if secret else "no passphrase (--passphrase asks for one)"
-    pairs = [("keys", f"made, 0600, {how}")]
+    pairs = [("keys", f"{f'taken from {aicq}' if aicq else 'made'}, 0600, {how}")]
     if register:
-        _enrol(session, made, pairs, display_name, None)
+        agent = _enrol(session, made, pairs, display_name, None)
+        if taken is not None and taken.id != agent.id:
+            session.out.note(f"warning: the server gave it a new id; in {aicq} it has {taken.id}, of another server")
         return
     pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
     _print_unregistered(session, made, pairs)
@@ -103,8 +122,9 @@ def handle(session: CommandContext, handle: str) -> None:
 
 def _enrol(
     session: CommandContext, identity: Identity, pairs: list[tuple[str, str]], name: str | None, email: str | None
-) -> None:
-    """Registers, claims the handle and publishes the keys; a step that succeeded is shown even if a later one fails."""
+) -> AgentRecord:
+    """Registers, claims the handle and publishes the keys. Returns the agent; a step that succeeded is shown even if a
+    later one fails."""
     chain = _chain(session, identity)
     if identity.id is None:
         _refuse_replaced_pair(identity, chain)
@@ -142,6 +162,20 @@ def _enrol(
         raise
     finally:
         session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+    return agent
+
+
+def _refuse_known_key(home: Path, name: str, taken: AicqIdentity) -> None:
+    """Raises AlreadyExists if another agent of this machine has the key: the server knows one agent by it."""
+    from angelia.mailbox import agent_names, identity
+
+    for other in agent_names.names(home):
+        try:
+            known = identity.public_identity(home, other)
+        except AngeliaError:  # its files are broken, which is not this command's business
+            continue
+        if known is not None and known.public_key == taken.public_key and other != name:
+            raise AlreadyExists(f"{other} has this key already; nothing was made", hint=f"angelia agent show {other}")
 
 
 def _chain(session: CommandContext, identity: Identity) -> list[Link]:
@@ -188,7 +222,7 @@ def _remember(session: CommandContext, identity: Identity, agent: AgentRecord) -
 
 
 def _show_other(session: CommandContext, name: str) -> None:
-    from angelia.client.peer_keys import is_id
+    from angelia.client.agent_profiles import is_id
 
     if session.token is None and is_id(name):
         profile = session.as_anyone().agents.profile(name)

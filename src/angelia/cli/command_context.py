@@ -259,10 +259,15 @@ class CommandContext:
             self._fell_back.add(notice.text)
         self.out.note(f"warning: {notice.text}" if notice.kind == "warning" else notice.text)
 
+    def ask_secret(self, prompt: str) -> str | None:
+        """Asks for a secret, which is not shown while it is typed; None without a terminal."""
+        return getpass.getpass(prompt, stream=self.out.stderr) if sys.stdin.isatty() else None
+
     def _ask(self, prompt: str) -> str:
-        if not sys.stdin.isatty():
+        typed = self.ask_secret(prompt)
+        if typed is None:
             raise Usage("a passphrase is needed, and there is no terminal to ask", hint="run it in a terminal")
-        return getpass.getpass(prompt, stream=self.out.stderr)
+        return typed
 
 
 def _same_place(url: str, running: str) -> bool:

@@ -310,6 +310,23 @@ def deny(session: CommandContext, name: str) -> None:
     session.out.done({"done": "denied", "count": removed}, f"denied {name}; what it sent before stays in the inbox")
 
 
+@command.verb(example="angelia mail block mallory", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
+@click.argument("name", metavar="[NAME]", required=False)
+def block(session: CommandContext, name: str | None) -> None:
+    """Have the server refuse mail and direct messages of NAME; without NAME, list the blocked agents."""
+    if name is None:
+        mail_lists.list_blocked(session)
+    else:
+        mail_lists.block(session, name)
+
+
+@command.verb(example="angelia mail unblock mallory", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("name", metavar="NAME")
+def unblock(session: CommandContext, name: str) -> None:
+    """Take NAME off the block list."""
+    mail_lists.unblock(session, name)
+
+
 @command.verb(example="angelia mail prune --retention-hours 48", needs=Needs.AGENT)
 @click.option("--retention-hours", type=click.IntRange(0, 24 * 3650), default=24, metavar="N", help="at least 24")
 @click.option("--force", is_flag=True, help="allow less than 24")

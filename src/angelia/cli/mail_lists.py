@@ -1,4 +1,4 @@
-"""Lists of a mailbox beside the inbox: the outbox, receipts, dead letters and the senders whose mail is opened."""
+"""Lists of a mailbox beside the inbox: the outbox, receipts, dead letters, allowed senders and blocked ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from angelia.cli.command_context import CommandContext
 from angelia.cli.mail_files import handing_over, refuse_unregistered
 from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
 from angelia.cli.tables import Column, counted
-from angelia.errors import AngeliaError, InvalidArgument
+from angelia.errors import AngeliaError, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
+    from angelia.agents.api import BlockedAgentRecord
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
     from angelia.mail.api import DeadLetter
@@ -169,6 +170,34 @@ def list_allowed(session: CommandContext, mailbox: Mailbox) -> None:
     show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
 
 
+def block(session: CommandContext, name: str) -> None:
+    """Puts an agent on this agent's block list on the server."""
+    _own_client(session).agents.block(name)
+    session.out.done({"done": "blocked", "agent": name}, f"blocked {name}: its mail and direct messages are refused")
+
+
+def unblock(session: CommandContext, name: str) -> None:
+    """Takes an agent off the block list; raises NotFound for a handle that is not on it."""
+    from angelia.client.agent_profiles import is_id
+
+    client = _own_client(session)
+    known = every(server_pages(client.agents.blocked, lambda page: page.blocks))
+    if not is_id(name) and all(one.agent != name for one in known):
+        raise NotFound(f"{name} is not blocked", hint="angelia mail block")
+    client.agents.unblock(name)
+    session.out.done({"done": "unblocked", "agent": name}, f"unblocked {name}")
+
+
+def list_blocked(session: CommandContext) -> None:
+    """Lists the agents that this agent has blocked, the oldest entry first."""
+    columns: list[Column[BlockedAgentRecord]] = [
+        Column("NAME", lambda one: one.agent, long=True),
+        Column("SINCE", lambda one: ago(one.blocked_at), right=True),
+    ]
+    fetch = server_pages(_own_client(session).agents.blocked, lambda page: page.blocks)
+    show_list(session, fetch, columns, nothing="no agent is blocked", hint="angelia mail block NAME")
+
+
 def _outbox_line(row: OutboxMessage) -> Line:
     state, by, why = _outbox_state(row)
     return {
@@ -222,6 +251,10 @@ def _receipt_line(session: CommandContext, client: Client, mailbox: Mailbox, ans
 def _client(session: CommandContext, of: str | None) -> Client:
     if of is not None:
         return session.as_operator()
+    return _own_client(session)
+
+
+def _own_client(session: CommandContext) -> Client:
     refuse_unregistered(session.mailbox, without="angelia mail inbox")
     return session.as_agent(session.mailbox)
 

@@ -13,7 +13,7 @@ from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
 from angelia.cli.tables import counted
 from angelia.cli.times import duration
-from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
+from angelia.errors import AngeliaError, Conflict, KeyNotFound, NotFound, QueueFull, RateLimited
 
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
@@ -34,6 +34,9 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, optio
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
+        raise
+    except KeyNotFound as error:
+        error.hint = f"{error.hint}; without a bundle there is `angelia dm send {recipient}`"
         raise
     except AngeliaError as error:
         if mail_sending.WAITING in error.members:

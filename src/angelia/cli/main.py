@@ -30,6 +30,8 @@ root = Root(
         Entry("talk", "key", "publish, show, rotate, revoke and pin keys"),
         Entry("talk", "mail", "sealed mail: send, receive, open, allow, inbox, receipts"),
         Entry("talk", "channel", "sealed topics: create, subscribe, publish, tail"),
+        Entry("talk", "room", "rooms that the server can read: post, read, tail, search"),
+        Entry("talk", "dm", "direct messages as AICQ has them: send, read, delete"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
         Entry("operate", "policy", "rules: agents that may send, publish, subscribe, read keys"),

@@ -1,4 +1,4 @@
-"""What `mail send` and `channel publish` share: their flags, and where the words of a message come from."""
+"""What the verbs that send a message share: their flags, and where the words of a message come from."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ def read_body(session: CommandContext, given: str | None) -> bytes:
     if len(body) > MOST:
         raise InvalidArgument(f"a message has at most {MOST:,} bytes, and stdin has more", hint="send it in parts")
     return body
+
+
+def read_text(session: CommandContext, given: str | None) -> str:
+    """The text of a message that must be text; what comes from stdin is without the line break at its end."""
+    try:
+        text = read_body(session, given).decode()
+    except UnicodeDecodeError as error:
+        raise Usage("the message is not UTF-8 text", hint="sealed mail takes bytes: angelia mail send NAME") from error
+    return text if given not in (None, "-") else text.removesuffix("\n")
 
 
 def _warn_of_file_name(session: CommandContext, given: str) -> None:

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from angelia.client.api_errors import NotAngelia as NotAngelia
     from angelia.client.api_errors import Unreachable as Unreachable
     from angelia.client.async_client import AsyncClient as AsyncClient
+    from angelia.client.author_proofs import UnprovenAuthor as UnprovenAuthor
+    from angelia.client.author_proofs import VerifiedAuthor as VerifiedAuthor
     from angelia.client.blocking_client import Client as Client
     from angelia.client.channel_publishing import PublishResult as PublishResult
     from angelia.client.channel_reading import OpenedPage as OpenedPage
     from angelia.client.channel_reading import Unopened as Unopened
     from angelia.client.channel_rosters import MissingRoster as MissingRoster
     from angelia.client.delivery_status import Untrue as Untrue
+    from angelia.client.dm_calls import Dm as Dm
     from angelia.client.exchange import BadAnswer as BadAnswer
     from angelia.client.mail_receiving import NotOpened as NotOpened
     from angelia.client.mail_receiving import Received as Received
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from angelia.client.mail_sending import SentMail as SentMail
     from angelia.client.peer_keys import NoOneTimeKey as NoOneTimeKey
     from angelia.client.peer_keys import Renamed as Renamed
+    from angelia.envelope.aicq_dm import DmNotOpened as DmNotOpened
     from angelia.envelope.bundles import UntrustedBundle as UntrustedBundle
     from angelia.envelope.crypto_support import UnsupportedCryptography as UnsupportedCryptography
     from angelia.envelope.rosters import UntrustedRoster as UntrustedRoster
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
     from angelia.mailbox.private_files import CannotWrite as CannotWrite
     from angelia.mailbox.private_files import UnsafeFile as UnsafeFile
     from angelia.mailbox.retry_rules import SealStands as SealStands
+    from angelia.rooms.api import DeletedMessage as DeletedMessage
+    from angelia.rooms.api import MessageRecord as MessageRecord
 else:
     # The same list for the interpreter; a test compares the two.
     _NAMES = {
@@ -60,16 +66,19 @@ else:
         "angelia.client.agent": "Agent AsyncAgent",
         "angelia.client.agent_verbs": "CheckedReceipt",
         "angelia.client.api_errors": "ApiError NotAngelia Unreachable",
+        "angelia.client.async_client": "AsyncClient",
+        "angelia.client.author_proofs": "UnprovenAuthor VerifiedAuthor",
+        "angelia.client.blocking_client": "Client",
         "angelia.client.channel_publishing": "PublishResult",
         "angelia.client.channel_reading": "OpenedPage Unopened",
         "angelia.client.channel_rosters": "MissingRoster",
-        "angelia.client.async_client": "AsyncClient",
-        "angelia.client.blocking_client": "Client",
         "angelia.client.delivery_status": "Untrue",
+        "angelia.client.dm_calls": "Dm",
         "angelia.client.exchange": "BadAnswer",
         "angelia.client.mail_receiving": "NotOpened Received",
         "angelia.client.mail_sending": "AlreadyWithdrawn SentMail",
         "angelia.client.peer_keys": "NoOneTimeKey Renamed",
+        "angelia.envelope.aicq_dm": "DmNotOpened",
         "angelia.envelope.bundles": "UntrustedBundle",
         "angelia.envelope.crypto_support": "UnsupportedCryptography",
         "angelia.envelope.rosters": "UntrustedRoster",
@@ -85,6 +94,7 @@ else:
         "angelia.mailbox.outbox_message": "OutboxMessage",
         "angelia.mailbox.private_files": "CannotWrite UnsafeFile",
         "angelia.mailbox.retry_rules": "SealStands",
+        "angelia.rooms.api": "DeletedMessage MessageRecord",
     }
     _HOME_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
     __all__ = sorted(_HOME_OF)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any, Generic, Self
 
-from angelia.client.agent_verbs import AgentChannels, AgentKeys, AgentMail
+from angelia.client.agent_verbs import AgentChannels, AgentDms, AgentKeys, AgentMail
 from angelia.client.async_client import AsyncClient
 from angelia.client.blocking_client import Client
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
@@ -25,6 +25,7 @@ class _Namespaces(Generic[Mode]):
         self.mail: AgentMail[Mode] = AgentMail(run, mailbox)
         self.channels: AgentChannels[Mode] = AgentChannels(run, mailbox)
         self.keys: AgentKeys[Mode] = AgentKeys(run, mailbox)
+        self.dms: AgentDms[Mode] = AgentDms(run, mailbox)
 
     @property
     def handle(self) -> str:
@@ -46,12 +47,13 @@ class _Namespaces(Generic[Mode]):
 
 
 class Agent(_Namespaces[Blocking]):
-    """An agent of this machine. `mail`, `channels` and `keys` have its verbs, which block until they are done;
-    `client` is the longer form, with everything else that the server can do, and `mailbox` its own side."""
+    """An agent of this machine. `mail`, `channels`, `rooms`, `dms` and `keys` have its verbs, which block until they
+    are done; `client` is the longer form, with everything else that the server can do, and `mailbox` its own side."""
 
     def __init__(self, client: Client, url: str, mailbox: Mailbox) -> None:
         super().__init__(client.run, url, mailbox)
         self.client = client
+        self.rooms = client.rooms
 
     @classmethod
     def open(
@@ -85,14 +87,15 @@ class Agent(_Namespaces[Blocking]):
 
 
 class AsyncAgent(_Namespaces[Awaited]):
-    """An agent of this machine. `mail`, `channels` and `keys` have its verbs, which are awaited; `client` is the longer
-    form, with everything else that the server can do, and `mailbox` its own side.
+    """An agent of this machine. `mail`, `channels`, `rooms`, `dms` and `keys` have its verbs, which are awaited;
+    `client` is the longer form, with everything else that the server can do, and `mailbox` its own side.
 
     Files, SQLite and signatures are worked on in a thread of its own, never on the event loop."""
 
     def __init__(self, client: AsyncClient, url: str, mailbox: Mailbox) -> None:
         super().__init__(client.run, url, mailbox)
         self.client = client
+        self.rooms = client.rooms
 
     @classmethod
     def open(

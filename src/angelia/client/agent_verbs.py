@@ -20,15 +20,16 @@ from angelia.client import (
     channel_signing,
     clock,
     delivery_status,
+    dm_calls,
     mail_receiving,
     mail_sending,
     peer_keys,
     request_reply,
 )
 from angelia.client.channel_reading import Following, OpenedPage, Unopened
+from angelia.client.event_stream import is_passing
 from angelia.client.exchange import Exchange
 from angelia.client.mail_listening import Listening
-from angelia.client.mail_stream import is_passing
 from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Pages, Run, Verb
 from angelia.client.operation_requests import ask, asking, naming
 from angelia.errors import AngeliaError, NotFound
@@ -219,6 +220,14 @@ class AgentChannels(OwnNamespace[Mode]):
     def tail(self, channel: str | UUID, *, after_offset: int | None = None) -> Batches[ChannelMessage | Unopened]:
         """Yields the messages of a channel as they come, without end; `commit` commits one."""
         return Following(self._mailbox, channel, after_offset)
+
+
+class AgentDms(OwnNamespace[Mode]):
+    """Direct messages of one agent, hidden from the server and not signed end to end; sealed mail is both."""
+
+    send = OwnVerb(dm_calls.send_dm)
+    read = OwnVerb(dm_calls.read_dms)
+    delete = Verb(dm_calls.delete_dm)
 
 
 class AgentKeys(OwnNamespace[Mode]):

@@ -58,6 +58,7 @@ CODE_OF_STATUS = {
     409: "conflict",
     413: "too_large",
     415: "unsupported_media_type",
+    422: "unprocessable",
     429: "rate_limited",
     502: "unavailable",
     503: "unavailable",

@@ -18,6 +18,7 @@ from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signe
 
 if TYPE_CHECKING:
     from angelia.client.mail_verbs import AsyncMail
+    from angelia.client.room_verbs import AsyncRooms
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -47,6 +48,12 @@ class AsyncClient(ClientNamespaces[Awaited]):
         from angelia.client.mail_verbs import AsyncMail
 
         return AsyncMail(self)
+
+    @cached_property
+    def rooms(self) -> AsyncRooms:
+        from angelia.client.room_verbs import AsyncRooms
+
+        return AsyncRooms(self)
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signe
 
 if TYPE_CHECKING:
     from angelia.client.mail_verbs import BlockingMail
+    from angelia.client.room_verbs import BlockingRooms
 
 T = TypeVar("T")
 
@@ -39,6 +40,12 @@ class Client(ClientNamespaces[Blocking]):
         from angelia.client.mail_verbs import BlockingMail
 
         return BlockingMail(self)
+
+    @cached_property
+    def rooms(self) -> BlockingRooms:
+        from angelia.client.room_verbs import BlockingRooms
+
+        return BlockingRooms(self)
 
     def __enter__(self) -> Self:
         return self

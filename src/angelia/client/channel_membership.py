@@ -14,6 +14,7 @@ import msgspec
 from angelia.channels import api
 from angelia.channels.model import ChannelPolicy, ChannelView, Subscription, check_name, split_name
 from angelia.client import channel_calls, clock, key_calls
+from angelia.client.agent_profiles import is_id
 from angelia.client.channel_keys import expect_keys, present_key, rekey
 from angelia.client.channel_rosters import (
     change_roster,
@@ -25,7 +26,7 @@ from angelia.client.channel_rosters import (
 )
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.operation_requests import ask
-from angelia.client.peer_keys import is_id, know_sender, refuse_misnamed
+from angelia.client.peer_keys import know_sender, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
 from angelia.errors import AngeliaError, Denied, InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle

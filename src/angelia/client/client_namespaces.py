@@ -12,6 +12,7 @@ from angelia.client.transport import Outcome, Step
 if TYPE_CHECKING:
     from angelia.client.channel_verbs import ChannelVerbs
     from angelia.client.key_verbs import KeyVerbs
+    from angelia.client.room_verbs import DmVerbs
     from angelia.client.verbs import (
         AgentVerbs,
         AuditVerbs,
@@ -64,6 +65,12 @@ class ClientNamespaces(Generic[Mode]):
         from angelia.client.channel_verbs import ChannelVerbs
 
         return ChannelVerbs(self._run_exchange)
+
+    @cached_property
+    def dms(self) -> DmVerbs[Mode]:
+        from angelia.client.room_verbs import DmVerbs
+
+        return DmVerbs(self._run_exchange)
 
     @cached_property
     def audit(self) -> AuditVerbs[Mode]:

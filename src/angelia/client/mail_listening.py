@@ -6,8 +6,8 @@ import time
 from collections import deque
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
+from angelia.client.event_stream import LONGEST_PAUSE, BackOff, is_passing
 from angelia.client.exchange import Exchange
-from angelia.client.mail_stream import LONGEST_PAUSE, BackOff, is_passing
 from angelia.client.namespaces import Batches
 from angelia.errors import AngeliaError
 from angelia.mailbox.inbox import Opened

@@ -62,9 +62,10 @@ class BlockingMail(MailVerbs[Blocking]):
         """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
-        from angelia.client import mail_stream
+        from angelia.client.event_stream import blocking_events
+        from angelia.client.mail_stream import mail_stream
 
-        return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
+        return blocking_events(mail_stream(self._client._line, lease_seconds), self._client._http)
 
 
 class AsyncMail(MailVerbs[Awaited]):
@@ -78,10 +79,11 @@ class AsyncMail(MailVerbs[Awaited]):
         """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
-        from angelia.client import mail_stream
+        from angelia.client.event_stream import events
+        from angelia.client.mail_stream import mail_stream
 
         client = self._client
-        return mail_stream.events(client._line, client._http, client._aside, lease_seconds)
+        return events(mail_stream(client._line, lease_seconds), client._http, client._aside)
 
     async def serve(self, mailbox: Mailbox, handler: Handler) -> None:
         """Serves a mailbox until cancelled: mail goes to the handler one by one, also mail that was held and whose
@@ -90,11 +92,13 @@ class AsyncMail(MailVerbs[Awaited]):
 
         An exception of the handler ends it. The message is in the inbox and was acknowledged, so the handler does not
         get it again."""
-        from angelia.client import mail_stream, mailbox_server
+        from angelia.client import mailbox_server
+        from angelia.client.event_stream import events
+        from angelia.client.mail_stream import mail_stream
 
         client = self._client
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
-            return mail_stream.events(client._line, client._http, client._aside, connected=connected)
+            return events(mail_stream(client._line), client._http, client._aside, connected)
 
         await mailbox_server.Serving(mailbox, handler, client.run, client._aside, listen).forever()

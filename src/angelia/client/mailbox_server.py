@@ -14,10 +14,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
+from angelia.client.event_stream import BackOff, is_passing
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_receiving import Received
-from angelia.client.mail_stream import BackOff, Event, is_passing
+from angelia.client.mail_stream import Event
 from angelia.client.transport import Aside
 from angelia.errors import AngeliaError
 from angelia.keys.model import PrekeysLow, RotationDue

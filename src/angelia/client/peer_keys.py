@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, Unpack
-from uuid import UUID
 
 import msgspec
 
 from angelia.client import clock, key_calls
+from angelia.client.agent_profiles import is_id
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle
@@ -55,14 +55,6 @@ class NoOneTimeKey(AngeliaError, code="prekey_exhausted"):
 
 class Renamed(AngeliaError, code="renamed"):
     """The agent of this id has a handle by which its keys are signed"""
-
-
-def is_id(agent: str) -> bool:
-    """Whether a name is an id. An agent that claimed no handle has its id as handle; no other handle looks like one."""
-    try:
-        return str(UUID(agent)) == agent
-    except ValueError:
-        return False
 
 
 def find_keys(

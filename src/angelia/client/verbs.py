@@ -1,6 +1,6 @@
 """The verbs of the clients for slices whose operations need nothing around them, made from their declarations.
 
-The verbs of keys, mail and channels are in `key_verbs`, `mail_verbs` and `channel_verbs`."""
+The verbs of keys, mail, channels and rooms are in `key_verbs`, `mail_verbs`, `channel_verbs` and `room_verbs`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import base64
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.audit import api as audit
+from angelia.client.agent_profiles import find_agent
 from angelia.client.exchange import Credential, Exchange
 from angelia.client.namespaces import Mode, Namespace, Verb
 from angelia.client.operation_requests import ask, asking, credential_for, naming, plain
@@ -39,6 +40,7 @@ class AgentVerbs(Namespace[Mode]):
 
     register = Verb(_register)
     profile = Verb(naming(agents.WHO))
+    find = Verb(find_agent)
     me = Verb(plain(agents.ME))
     claim_handle = Verb(asking(agents.CLAIM_HANDLE, agents.HandleBody))
     update = Verb(asking(agents.UPDATE, agents.AgentChange))

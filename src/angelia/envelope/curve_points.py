@@ -38,3 +38,9 @@ def sound_x25519(raw: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def montgomery_u(ed25519: bytes) -> bytes:
+    """The X25519 public key of a sound Ed25519 public key (RFC 7748 section 4.1)."""
+    y = int.from_bytes(ed25519, "little") & (1 << 255) - 1
+    return ((1 + y) * pow(1 - y, -1, _P) % _P).to_bytes(32, "little")

@@ -95,8 +95,9 @@ class KeyFile:
         return changed
 
 
-def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
-    """Makes a new agent's keys and returns its identity; an existing agent is never overwritten."""
+def create(home: Path, name: str, passphrase: str | None = None, *, ed25519: bytes | None = None) -> Identity:
+    """Makes a new agent's keys and returns its identity; an existing agent is never overwritten. `ed25519` is the seed
+    of a key that the agent has already."""
     _check_name(name)
     crypto_support.require()
     protection = keyfile.protect(passphrase)
@@ -104,7 +105,7 @@ def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
     with _locked(home, name, make=True) as directory:
         if private_files.exists(directory, KEY):
             raise AlreadyExists(f"{name} has keys already, and they are never overwritten")
-        seeds = _completed({})
+        seeds = _completed({} if ed25519 is None else {ED25519: ed25519})
         identity = Identity(name, name, _signing_pair(seeds), Unlocked(seeds, protection))
         private_files.write(directory, KEY, keyfile.encode(seeds, protection))
         _write_public(directory, identity)
