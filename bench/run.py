@@ -29,6 +29,7 @@ NOT_BENCHMARKS = {
     "ledger_rows",
     "mail_load",
     "reaped",
+    "room_rows",
     "served",
 }
 
