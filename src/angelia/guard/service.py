@@ -89,7 +89,7 @@ class Guard:
 
     def author_proof(self, request: UnverifiedRequest, caller: Caller, body: bytes) -> AuthorProof | None:
         """The signature by which `identify` knows the caller; None for other credentials, and for a body that is no
-        text, since nobody could verify what is kept of it."""
+        text, since what is kept of it could not be verified."""
         headers = request.headers
         if caller.agent is None or caller.name is not None:
             return None

@@ -111,7 +111,7 @@ class Rooms:
         return changed
 
     async def opened(self, room_id: UUID, key: str | None, guesser: str, now: datetime) -> Room:
-        """The room, for a caller that may read and write it: anybody in a public one, else those that have its key."""
+        """The room, for a caller that may read and write it: every caller in a public one, else those with its key."""
         room = await self._room(room_id)
         await self._keys.check(room, key, guesser, now)
         return room
