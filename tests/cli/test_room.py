@@ -384,7 +384,7 @@ def test_tail_begins_with_the_newest_and_goes_on_until_ctrl_c(alice: Talker, roo
 
 
 def test_tail_of_an_empty_room_misses_nothing_and_json_tells_of_deletions(alice: Talker, room: str) -> None:
-    with tailing(room, "--json", "-f") as child:
+    with tailing(room, "--json") as child:
         assert child.stdout is not None
         id_ = alice.does("post", room, "first", "-q").strip()
         assert json.loads(child.stdout.readline())["id"] == id_

@@ -136,7 +136,6 @@ async def faults_under_load(directory: Path, rounds: int, seed: int) -> None:
     runtime = await asyncio.to_thread(server.start)
     await asyncio.to_thread(server.wait_until_healthy, runtime.url)
     talk = Conversation(runtime.url)
-    await asyncio.sleep(1.1)  # what is signed in the second of the hot tier's birth is refused
     posting, following = asyncio.create_task(talk.run()), asyncio.create_task(talk.follow())
     try:
         for number in range(rounds):

@@ -230,6 +230,31 @@ async def test_late_messages_are_merged_among_themselves(rooms: Rooms, connectio
     assert len(await rooms.find("worm", limit=200)) == 168
 
 
+async def test_a_late_message_hides_none_that_are_newer_and_is_hidden_by_none(
+    rooms: Rooms, connection: asyncpg.Connection
+) -> None:
+    late = []
+    for n in range(8):
+        await rooms.post([f"word late {n}"])
+        late.append(
+            await connection.fetchrow(
+                "DELETE FROM room_unpacked WHERE place = (SELECT max(place) FROM room_unpacked) RETURNING *"
+            )
+        )
+        await rooms.post([f"word {n} {m}" for m in range(8)])
+        await rooms.pack()
+    for row in late:
+        await connection.execute("INSERT INTO room_unpacked VALUES ($1, $2, $3)", *row)
+        async with rooms.ledger.transaction() as tx:
+            await word_index_store.pack(tx, 0)
+    await rooms.pack()
+    assert await connection.fetchval("SELECT count(*) FROM room_parts WHERE level = -1") == 1, "merged"
+    for limit in (1, 5, 12, 40):
+        assert await rooms.find("word", limit=limit) == rooms.by_hand("word", limit=limit)
+    for after, *_ in rooms.posted[::5]:
+        assert await rooms.find("word", after=after) == rooms.by_hand("word", after=after)
+
+
 async def test_parts_with_very_many_words_are_small_and_are_not_merged(
     rooms: Rooms, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

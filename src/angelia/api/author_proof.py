@@ -36,7 +36,7 @@ AuthorProof = AicqAuthorProof | SignatureAuthorProof
 
 def kept_proof(proof: AuthorProof | None, body: str) -> dict[str, Any] | None:
     """What is kept to prove the author of a message: nothing of a request that has far more than the message, so that
-    no author stores and shows what is not counted. JSON escapes take three times the bytes of a text, at most."""
+    no author stores and shows what is not counted. JSON escapes take three times the bytes of most texts."""
     if proof is None:
         return None
     kept: dict[str, Any] = msgspec.to_builtins(proof)

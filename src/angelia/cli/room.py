@@ -208,9 +208,8 @@ def thread(session: CommandContext, name: str, message: str, verify: bool, key_f
 @command.verb(example="angelia room tail build-talk -n 2", needs=_ACTS)
 @_name
 @click.option("-n", "--limit", "most", type=click.IntRange(0, 10_000), default=10, metavar="N", help="begin with (10)")
-@click.option("-f", "--follow", is_flag=True, help="as always: `room read` is what ends by itself")
 @key_flag
-def tail(session: CommandContext, name: str, most: int, follow: bool, key_file: Path | None) -> None:
+def tail(session: CommandContext, name: str, most: int, key_file: Path | None) -> None:
     """Print the newest messages of a room, then what comes, until Ctrl-C.
 
     A connection that breaks off is opened again where it was: no message is missed or printed twice."""

@@ -12,7 +12,7 @@ from angelia import metrics
 from angelia.envelope.times import unix_ms
 from angelia.rooms import word_index_store as index
 from angelia.rooms.model import SearchHit
-from angelia.rooms.word_index_store import CLASSES, PartPlaces
+from angelia.rooms.word_index_store import CLASSES, PartPlaces, Walked
 from angelia.rooms.words import MOST_QUERY_WORDS, room_hash, word_hash, words
 from angelia.stores.ledger import Ledger
 
@@ -62,24 +62,23 @@ class _Walk:
             await self._take(iter(places), stop_at_older=False)
 
     async def through_parts(self) -> None:
-        """Until each class has given as many as are wanted. A part that was merged meanwhile begins earlier, so it is
-        looked at again."""
-        until = {one.begins: one.ends for one in CLASSES}
+        """Until each kind of parts has given as many as are wanted. A part that was merged meanwhile begins earlier, so
+        it is looked at again."""
+        until = {Walked(one.begins, late): one.ends for one in CLASSES for late in (False, True)}
+        ordered = {Walked(one.begins, late=False) for one in CLASSES if not one.imported}
         most = _FIRST_PARTS
         while until:
             async with self._ledger.lookups() as tx:
                 parts = await index.packed(tx, self._hashes, until, self._after, most)
-            for one in CLASSES:
-                if one.begins not in until:
-                    continue
-                own = [part for part in parts if one.begins <= part.first_place < one.ends]
-                enough = await self._take(_places(own), stop_at_older=not one.imported)
+            for kind in list(until):
+                own = [part for part in parts if part.kind == kind]
+                enough = await self._take(_places(own), stop_at_older=kind in ordered)
                 if enough or len(own) < most:
-                    del until[one.begins]
+                    del until[kind]
                 else:
-                    until[one.begins] = own[-1].first_place
+                    until[kind] = own[-1].first_place
             fitting = most * _BYTES_AT_ONCE // max(1, sum(part.size for part in parts))
-            most = max(1, min(2 * most, fitting, _AT_ONCE // len(self._hashes) // len(CLASSES)))
+            most = max(1, min(2 * most, fitting, _AT_ONCE // len(self._hashes) // (2 * len(CLASSES))))
 
     async def _take(self, places: Iterator[int], *, stop_at_older: bool) -> bool:
         """Reads messages at these places until there are enough. Returns whether there are: as many as are wanted, or

@@ -9,16 +9,24 @@ SELECT array(SELECT place FROM slice WHERE words @> $1::bigint[] AND ts > $4 ORD
 FROM slice
 
 -- name: packed
--- The next parts of each class, at most $5, with the places of each word if the part has them all. $2 is where the classes
--- begin, $3 where to go on in each; parts that are older than $4 are left out.
-SELECT p.first_place, (
+-- The next parts of each class, at most $6, with the places of each word if the part has them all. $2 is where the classes
+-- begin, $3 whether parts of late messages are meant or all others, $4 where to go on in each; parts that are older than $5 are
+-- left out.
+SELECT c.begins, c.late, p.first_place, (
   SELECT array_agg(i.places) FROM room_words AS i WHERE i.part = p.first_place AND i.word = ANY ($1::bigint[])
   HAVING count(*) = cardinality($1)
 ) AS places
-FROM unnest($2::bigint[], $3::bigint[]) AS c (begins, until)
+FROM unnest($2::bigint[], $3::boolean[], $4::bigint[]) AS c (begins, late, until)
 CROSS JOIN LATERAL (
-  SELECT first_place FROM room_parts WHERE first_place >= c.begins AND first_place < c.until AND last_ts > $4
-  ORDER BY first_place DESC LIMIT $5
+  (
+    SELECT first_place FROM room_parts
+    WHERE NOT c.late AND level >= 0 AND first_place >= c.begins AND first_place < c.until AND last_ts > $5
+    ORDER BY first_place DESC LIMIT $6
+  ) UNION ALL (
+    SELECT first_place FROM room_parts
+    WHERE c.late AND level = -1 AND first_place >= c.begins AND first_place < c.until AND last_ts > $5
+    ORDER BY first_place DESC LIMIT $6
+  )
 ) AS p
 
 -- name: messages

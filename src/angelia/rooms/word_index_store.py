@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from sys import byteorder
+from typing import NamedTuple
 
 from angelia.rooms.model import MOST_RETENTION, SearchHit
 from angelia.stores.ledger import Tx
@@ -43,10 +44,19 @@ CLASSES = [
 ]
 
 
+class Walked(NamedTuple):
+    """Parts that a search walks through by themselves: those of a class, or of its late messages, whose places lie
+    among the others."""
+
+    begins: int
+    late: bool
+
+
 @dataclass(frozen=True, slots=True)
 class PartPlaces:
     """A part of the index, and where in it each word of a query stands; None if it lacks one of them."""
 
+    kind: Walked
     first_place: int
     lists: list[bytes] | None
 
@@ -68,11 +78,12 @@ async def unpacked(tx: Tx, words: Sequence[int], before: int, after: int, most: 
     return row["places"], row["until"]
 
 
-async def packed(tx: Tx, words: Sequence[int], until: dict[int, int], after: int, most: int) -> list[PartPlaces]:
-    """The next parts of each class, at most so many, and where all words stand in them. `until` is the place before
-    which to look, for each place at which a class begins."""
-    rows = await tx.fetch(SQL["packed"], words, list(until), list(until.values()), after, most)
-    return [PartPlaces(row["first_place"], row["places"]) for row in rows]
+async def packed(tx: Tx, words: Sequence[int], until: Mapping[Walked, int], after: int, most: int) -> list[PartPlaces]:
+    """The next parts of each kind, at most so many, and where all words stand in them. `until` is the place before
+    which to look, for each kind of parts."""
+    begins, late = [kind.begins for kind in until], [kind.late for kind in until]
+    rows = await tx.fetch(SQL["packed"], words, begins, late, list(until.values()), after, most)
+    return [PartPlaces(Walked(row["begins"], row["late"]), row["first_place"], row["places"]) for row in rows]
 
 
 async def messages(tx: Tx, places: Sequence[int], now_ms: int) -> list[SearchHit]:

@@ -75,6 +75,7 @@ CREATE TABLE room_parts (
   CHECK (first_place >> 16 = last_place >> 16)
 );
 CREATE INDEX idx_room_parts_last ON room_parts (last_ts);
+CREATE INDEX idx_room_parts_late ON room_parts (first_place) WHERE level = -1;
 CREATE TABLE room_words (
   part BIGINT NOT NULL,                    -- its first place
   word BIGINT NOT NULL,
