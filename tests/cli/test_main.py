@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from angelia import __version__
@@ -68,7 +69,9 @@ def test_ctrl_c_ends_with_130_and_no_traceback(shell: Path) -> None:
         child = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
         connection, _ = silent.accept()
         while b"\r\n\r\n" not in connection.recv(65536, socket.MSG_PEEK):
-            pass  # the command waits for its answer when the request is here
+            pass
+        while psutil.Process(child.pid).status() != psutil.STATUS_SLEEPING:
+            pass  # the request is here, and the command waits for its answer
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
     assert child.returncode == 130
