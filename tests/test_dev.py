@@ -64,15 +64,15 @@ def test_running_installs_what_running_needs_and_testing_the_rest(clone: Path, d
     assert installed(clone) == [".[pipeline]"]
     assert dev("run").stderr == ""
     assert dev("lint").returncode == 0
-    assert installed(clone) == [".[pipeline]", ".[dev]"]
+    assert installed(clone) == [".[pipeline]", ".[dev]", "queen-mq==0.15.0"]
     assert dev("run").stderr + dev("lint").stderr == ""
-    assert installed(clone) == [".[pipeline]", ".[dev]"]
+    assert installed(clone) == [".[pipeline]", ".[dev]", "queen-mq==0.15.0"]
 
 
 def test_who_has_the_test_tools_needs_nothing_to_run(clone: Path, dev: Dev) -> None:
     dev("lint")
     dev("run")
-    assert installed(clone) == [".[dev]"]
+    assert installed(clone) == [".[dev]", "queen-mq==0.15.0"]
 
 
 def test_a_change_of_dependencies_is_installed(clone: Path, dev: Dev) -> None:
