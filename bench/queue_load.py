@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness import Result, compared, rate
-from queue_peers import Side, payloads
+from queue_peers import Producing, Side, payloads
 
 _EMPTY_SECONDS = 0.001  # before a consumer that found nothing asks again
 
@@ -39,25 +38,36 @@ class Rounds:
         """Messages that go through push, pop and acknowledgment in a second."""
         return [1 / (1 / push + 1 / take) for push, take in zip(self.pushes, self.takes, strict=True)]
 
-    async def add(self, side: Side[Any], load: Load, groups: int = 1) -> None:
-        """Runs a round: producers first, then consumers until nothing is left."""
-        self.pushes.append(await push_all(side, load))
-        self.takes.append(await take_all(side, load, groups))
 
-    def forget(self) -> None:
-        self.pushes.clear()
-        self.takes.clear()
+async def rounds(
+    count: int,
+    sides: Mapping[str, tuple[Side[Any], Load]],
+    *,
+    groups: int = 1,
+    bare: Mapping[str, tuple[Producing[Any], Load]] | None = None,
+) -> dict[str, Rounds]:
+    """Runs rounds of all sides in turn, after one that warms up: producers first, then consumers until nothing is left.
+    What is bare is only pushed to."""
+    producing = {**(bare or {}), **sides}
+    measured = {name: Rounds() for name in producing}
+    for number in range(count + 1):
+        for name, (side, load) in producing.items():
+            pushed = await push_all(side, load)
+            taken = await take_all(sides[name][0], load, groups) if name in sides else 0.0
+            if number:
+                measured[name].pushes.append(pushed)
+                measured[name].takes.append(taken)
+    return measured
 
 
-async def push_all(side: Side[Any], load: Load, push: Callable[[Any], Awaitable[None]] | None = None) -> float:
+async def push_all(side: Producing[Any], load: Load) -> float:
     """Pushes in batches, by several callers at once. Returns the rate of messages."""
     made = payloads(load.count)
     batches = iter([side.batch(made[at : at + load.batch]) for at in range(0, load.count, load.batch)])
-    call = push or side.push
 
     async def producer() -> None:
         for batch in batches:
-            await call(batch)
+            await side.push(batch)
 
     began = time.perf_counter()
     await asyncio.gather(*(producer() for _ in range(load.callers)))
@@ -82,18 +92,14 @@ async def take_all(side: Side[Any], load: Load, groups: int = 1) -> float:
     return load.count / (time.perf_counter() - began)
 
 
-def against(what: str, ours: Rounds, peers: dict[str, Rounds], load: Load, note: str = "") -> list[Result]:
-    """Lines for push, for pop with acknowledgment, and for the whole cycle, against each peer."""
-    told = "; ".join(filter(None, ("higher is better", note, f"{load.callers} callers, {load.batch} a call")))
+def against(what: str, ours: Rounds, peers: Mapping[str, Rounds], note: str) -> list[Result]:
+    """Lines for push, for pop with acknowledgment, and for a message through all of it, beside each peer."""
+    told = f"higher is better; {note}"
     lines = []
     for name, peer in peers.items():
         lines += [
-            compared(f"{what}, push / {name}", ours.pushes, peer.pushes, rate, told),
-            compared(f"{what}, pop + ack / {name}", ours.takes, peer.takes, rate, told),
-            compared(f"{what}, cycle / {name}", ours.cycles, peer.cycles, rate, told),
+            compared(f"{what}: push / {name}", ours.pushes, peer.pushes, rate, told),
+            compared(f"{what}: pop + ack / {name}", ours.takes, peer.takes, rate, told),
+            compared(f"{what}: whole cycle / {name}", ours.cycles, peer.cycles, rate, told),
         ]
     return lines
-
-
-def middle(values: Sequence[float]) -> float:
-    return statistics.median(values)

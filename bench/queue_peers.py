@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import asyncpg
 import msgspec
@@ -30,13 +30,17 @@ _WORDS = [a + b + c for a in ("ka", "lo", "mi", "ne", "su") for b in ("ra", "to"
 Batch = TypeVar("Batch")
 
 
-class Side(Protocol, Generic[Batch]):
-    """A queue that messages go through: ours or a peer. Its messages go to every one of its consumer groups."""
+class Producing(Protocol, Generic[Batch]):
+    """Takes messages in batches."""
 
     def batch(self, payloads: Sequence[bytes]) -> Batch:
         """Returns what a producer hands over."""
 
     async def push(self, batch: Batch) -> None: ...
+
+
+class Side(Producing[Batch], Protocol):
+    """A queue that messages go through: ours or a peer. Its messages go to every one of its consumer groups."""
 
     async def take(self, most: int, group: int = 0) -> int:
         """Pops up to so many messages for one consumer group and acknowledges them. Returns how many there were."""
@@ -210,8 +214,10 @@ class _BareRow:
     payload: bytes
 
 
-class BareTable:
-    """One row for each message, with a primary key and nothing else; a push is one INSERT or one COPY."""
+class BareInsert:
+    """One row for each message, with a primary key and nothing else; a push is one INSERT."""
+
+    _table = "bare_inserted"
 
     def __init__(self, ledger: Ledger, pool: asyncpg.Pool) -> None:
         self._ledger = ledger
@@ -220,12 +226,12 @@ class BareTable:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, url: str) -> AsyncIterator[BareTable]:
+    async def opened(cls, url: str) -> AsyncIterator[Self]:
         ledger = await Ledger.open(url, 2 * CONNECTIONS)
         async with asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
-            await pool.execute(_BARE_TABLE)
+            await pool.execute(_BARE_TABLE.format(table=cls._table))
             yield cls(ledger, pool)
-            await pool.execute("DROP TABLE bare_messages")
+            await pool.execute(f"DROP TABLE {cls._table}")
         await ledger.close()
 
     def batch(self, payloads: Sequence[bytes]) -> list[_BareRow]:
@@ -237,20 +243,24 @@ class BareTable:
         ]
 
     async def push(self, batch: list[_BareRow]) -> None:
-        """One INSERT."""
         columns = zip(*((one.position, one.id, one.transaction_id, one.payload) for one in batch), strict=True)
         async with self._ledger.statement() as tx:
-            await tx.fetch(_BARE_INSERT, *columns, datetime.now(UTC))
+            await tx.fetch(_BARE_INSERT.format(table=self._table), *columns, datetime.now(UTC))
 
-    async def copy(self, batch: list[_BareRow]) -> None:
-        """One COPY."""
+
+class BareCopy(BareInsert):
+    """The same with COPY, which returns nothing."""
+
+    _table = "bare_copied"
+
+    async def push(self, batch: list[_BareRow]) -> None:
         now = datetime.now(UTC)
         rows = [(0, one.position, one.id, one.transaction_id, now, one.payload) for one in batch]
-        await self._pool.copy_records_to_table("bare_messages", records=rows)
+        await self._pool.copy_records_to_table(self._table, records=rows)
 
 
 _BARE_TABLE = """
-CREATE TABLE bare_messages (
+CREATE TABLE {table} (
   partition_no bigint NOT NULL,
   position bigint NOT NULL,
   message_id uuid NOT NULL,
@@ -261,7 +271,7 @@ CREATE TABLE bare_messages (
 )
 """
 _BARE_INSERT = """
-INSERT INTO bare_messages (partition_no, position, message_id, transaction_id, created_at, payload)
+INSERT INTO {table} (partition_no, position, message_id, transaction_id, created_at, payload)
 SELECT 0, position, message_id, transaction_id, $5, payload
 FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bytea[]) AS t (position, message_id, transaction_id, payload)
 """

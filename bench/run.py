@@ -28,6 +28,7 @@ NOT_BENCHMARKS = {
     "fleet",
     "ledger_rows",
     "mail_load",
+    "queue_http",
     "queue_load",
     "queue_peers",
     "queue_service",

@@ -123,13 +123,15 @@ class Served:
 
 
 @contextmanager
-def server(workers: int = 1, limits: str = "") -> Iterator[Served]:
-    """Runs `angelia serve` on a fresh data directory. `limits` are rate limits other than the default ones."""
+def server(workers: int = 1, limits: str = "", **settings: str) -> Iterator[Served]:
+    """Runs `angelia serve` on a fresh data directory. `limits` are rate limits other than the default ones, `settings`
+    other settings by their names."""
     directory = Path(tempfile.mkdtemp(prefix="angelia-bench-", dir="/tmp"))
     directory.chmod(0o755)
     data_dir = directory / "data"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
     environ |= {"ANGELIA_LIMITS": limits, "ANGELIA_WORKERS": str(workers)}
+    environ |= {f"ANGELIA_{name.upper()}": value for name, value in settings.items()}
     command = [ANGELIA, "serve", "--data-dir", str(data_dir), "--port", "0"]
     with (directory / "log").open("wb") as log:
         child = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
