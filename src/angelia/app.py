@@ -27,6 +27,7 @@ from angelia.keys.slice import KeysSlice
 from angelia.mail.slice import MailSlice
 from angelia.monitoring.slice import MonitoringSlice
 from angelia.policy.slice import PolicySlice
+from angelia.queues.slice import QueuesSlice
 from angelia.rooms.slice import RoomsSlice
 from angelia.runs.slice import RunsSlice
 from angelia.settings import Loaded, Settings
@@ -56,6 +57,7 @@ class Slices:
         self.mail = MailSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.channels = ChannelsSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.rooms = RoomsSlice(stores, settings, self.agents)
+        self.queues = QueuesSlice(stores, settings, self.keys)
         self.runs = RunsSlice(stores, self.audit, self.mail, self.rooms)
         self.monitoring = MonitoringSlice(stores, loaded, worker)
 

@@ -25,10 +25,21 @@ class GroupCommit(Generic[Item, Result]):
     """One kind of work. `batch` is set-based and returns a result or an error for each item. It runs in what `opened`
     gives: a transaction, or a connection for a single statement or for reads (`Ledger`)."""
 
-    def __init__(self, opened: Opened, batch: Batch[Item, Result], *, most: int = 256) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        batch: Batch[Item, Result],
+        *,
+        most: int = 256,
+        weight: Callable[[Item], int] = lambda _: 0,
+        most_weight: int = 0,
+    ) -> None:
+        """A batch has at most so many items, and weighs at most `most_weight`, unless a single item weighs more."""
         self._opened = opened
         self._batch = batch
         self._most = most
+        self._weight = weight
+        self._most_weight = most_weight
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._committer: asyncio.Task[None] | None = None
 
@@ -66,10 +77,16 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _commit_waiting(self) -> None:
         while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
-            alive = [(item, mine) for item, mine in taken if not mine.cancelled()]
+            alive = [(item, mine) for item, mine in self._taken() if not mine.cancelled()]
             if alive:
                 await self._commit(alive)
+
+    def _taken(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        taken = [self._waiting.popleft()]
+        left = self._most_weight - self._weight(taken[0][0])
+        while self._waiting and len(taken) < self._most and (left := left - self._weight(self._waiting[0][0])) >= 0:
+            taken.append(self._waiting.popleft())
+        return taken
 
     async def _commit(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:

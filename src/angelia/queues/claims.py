@@ -1,0 +1,328 @@
+"""Pops: a consumer claims messages of partitions under a lease, and waits if there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID, uuid4
+
+import msgspec
+import structlog
+
+from angelia.errors import AngeliaError
+from angelia.keys.master_key import CorruptRecord
+from angelia.queues import store
+from angelia.queues.activity import Activity
+from angelia.queues.catalog import Catalog
+from angelia.queues.model import Ack, ChunkIds, Delivery, Message, Partition, PopRequest, Queue
+from angelia.queues.news import News
+from angelia.queues.payloads import Payloads
+from angelia.queues.readiness import Place, Readiness, Ready, Scope
+from angelia.queues.settlement import Settlement
+from angelia.stores.group_commit import GroupCommit
+from angelia.stores.ledger import Ledger, Row, Tx
+from angelia.stores.wake import RequestTime, about_to_wait
+
+_SPARE_CANDIDATES = 4  # beyond the partitions that a pop asks for: some turn out to be leased
+_CONTENDED_SECONDS = 0.005
+_MOST_TRIES = 1_000
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A request for messages, and the partitions where they may be."""
+
+    request: PopRequest
+    now: datetime
+    lease_id: UUID
+    places: list[tuple[int, int]]  # numbers of partition and consumer group
+
+
+@dataclass(slots=True)
+class _Claimed:
+    """Rows of messages by partition, and what was found of each partition that was looked at."""
+
+    messages: list[tuple[int, Row]] = field(default_factory=list)
+    found: dict[int, Row] = field(default_factory=dict)
+    paused: bool = False
+
+
+class Claims:
+    """Hands out messages. A partition is leased to one consumer of a group at a time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalog: Catalog,
+        payloads: Payloads,
+        news: News,
+        settlement: Settlement,
+        activity: Activity,
+    ) -> None:
+        self._ledger = ledger
+        self._catalog = catalog
+        self._payloads = payloads
+        self._news = news
+        self._settlement = settlement
+        self._activity = activity
+        self._readiness = Readiness()
+        self._commits: GroupCommit[_Claim, _Claimed] = GroupCommit(ledger.statement, _claim, most=64)
+        self._undoing: set[asyncio.Task[None]] = set()
+        news.follow(self._readiness)
+
+    async def pop(self, request: PopRequest, now: datetime, wait: float = 0.0) -> Delivery | None:
+        """Claims messages; None if there are none, also not within `wait` seconds."""
+        began, time_ = now, RequestTime(now)
+        ready = self._readiness.of(
+            Scope(request.group, request.queue, request.partition, request.namespace, request.task)
+        )
+        delivery = None
+        if self._news.holds(ready.mark):
+            delivery = await self._attempt(ready, request, began, now)
+        if delivery is None:
+            if not self._news.holds(ready.mark) or not await self._news.caught_up():
+                await self._look(ready, request, began, now)
+            delivery = await self._attempt(ready, request, began, now)
+        if delivery is not None or wait <= 0 or self._news.stopping:
+            return delivery
+        about_to_wait()
+        with ready.waiting() as waiter:
+            while True:
+                at = time_.now()
+                if ready.wants_look or not self._news.holds(ready.mark):
+                    await self._look(ready, request, began, at)
+                delivery = await self._attempt(ready, request, began, at)
+                left = wait - time_.passed()
+                if delivery is not None or left <= 0 or self._news.stopping:
+                    return delivery
+                await waiter.wait(min(left, ready.pause(at)))
+
+    async def close(self) -> None:
+        await self._commits.close()
+        await asyncio.gather(*self._undoing)
+
+    async def _look(self, ready: Ready, request: PopRequest, began: datetime, now: datetime) -> None:
+        """Asks the ledger which partitions have messages. Requests that come meanwhile share the answer."""
+        asked_at = time.monotonic()
+        async with ready.looking:
+            if ready.looked_at > asked_at:
+                return
+            started, mark = time.monotonic(), await self._news.mark()
+            for queue in await self._queues(request):
+                group_no = await self._joined(ready, queue, request, began, now)
+                if group_no is None:
+                    continue
+                async with self._ledger.reading() as tx:
+                    waiting = await store.waiting(tx, queue.queue_no, group_no, request.partition, now)
+                for partition_no, until in waiting:
+                    later = until if until is not None and until > now else None
+                    ready.add(partition_no, Place(queue.name, queue.options.priority), later)
+            ready.looked(mark, started)
+
+    async def _queues(self, request: PopRequest) -> list[Queue]:
+        if request.queue is None:
+            return await self._catalog.queues_of(request.namespace, request.task)
+        queue = await self._catalog.queue(request.queue)
+        return [] if queue is None else [queue]
+
+    async def _joined(
+        self, ready: Ready, queue: Queue, request: PopRequest, began: datetime, now: datetime
+    ) -> int | None:
+        """The number of the request's consumer group in a queue. A queue that was made while the request waits is new as a
+        whole."""
+        mode = "all" if queue.created_at >= began else request.mode
+        from_at = None if queue.created_at >= began else request.from_at
+        group_no = await self._catalog.joined(queue, request.group, mode, from_at, now)
+        if group_no is not None:
+            ready.groups[queue.name] = group_no
+        return group_no
+
+    async def _attempt(self, ready: Ready, request: PopRequest, began: datetime, now: datetime) -> Delivery | None:
+        """Claims messages of the partitions that may have some, until there are enough or no partition is left."""
+        for _ in range(_MOST_TRIES):
+            taken = ready.take(request.partitions + _SPARE_CANDIDATES, now)
+            if not taken:
+                return None
+            places = []
+            for partition_no, place in taken:
+                group_no = ready.groups.get(place.queue)
+                if group_no is None:
+                    queue = await self._catalog.queue(place.queue)
+                    group_no = await self._joined(ready, queue, request, began, now) if queue is not None else None
+                if group_no is not None:
+                    places.append((partition_no, group_no))
+            if not places:
+                continue
+            claim = _Claim(request, now, uuid4(), places)
+            claimed = await self._claimed(claim)
+            if claimed.paused:
+                for partition_no, place in taken:
+                    ready.add(partition_no, place)
+                return None
+            contended = self._note(ready, dict(taken), claimed, auto_ack=request.auto_ack)
+            if claimed.messages:
+                delivery = await self._delivery(claim, claimed)
+                if delivery.messages:
+                    return delivery
+            elif contended:
+                await asyncio.sleep(_CONTENDED_SECONDS)
+        return None
+
+    async def _claimed(self, claim: _Claim) -> _Claimed:
+        """Claims messages. A caller that hangs up meanwhile gets no lease: what was claimed is given back."""
+        claiming = asyncio.ensure_future(self._commits.submit(claim))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if not claiming.cancelled():
+                undoing = asyncio.create_task(self._undo(claim, claiming))
+                self._undoing.add(undoing)
+                undoing.add_done_callback(self._undoing.discard)
+            raise
+
+    async def _undo(self, claim: _Claim, claiming: asyncio.Future[_Claimed]) -> None:
+        try:
+            claimed = await claiming
+            if not claim.request.auto_ack:
+                await self._give_back(claim, claimed)
+        except AngeliaError as error:
+            log.warning("a lease of a caller that hung up stays until it expires", error=error.message)
+
+    async def _give_back(self, claim: _Claim, claimed: _Claimed) -> None:
+        """Ends the lease in each partition: one message that is to be tried again ends it."""
+        partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
+        firsts = {partition_no: row for partition_no, row in reversed(claimed.messages)}
+        acks = [
+            Ack(
+                transaction_id=_messages(partitions[partition_no], row)[0].transaction_id,
+                partition_id=partitions[partition_no].partition_id,
+                group=claim.request.group,
+                lease_id=claim.lease_id,
+                status="retry",
+            )
+            for partition_no, row in firsts.items()
+        ]
+        await self._settlement.ack(acks, claim.now)
+
+    def _note(self, ready: Ready, taken: dict[int, Place], claimed: _Claimed, *, auto_ack: bool) -> bool:
+        """Remembers what was found of each partition. Returns whether another transaction was at work on one."""
+        contended = False
+        for partition_no, place in taken.items():
+            row = claimed.found.get(partition_no)
+            if row is None:  # it was not looked at
+                ready.add(partition_no, place)
+                continue
+            match row["outcome"]:
+                case "claimed" if auto_ack and row["more"]:
+                    ready.add(partition_no, place)
+                case "contended":
+                    contended = True
+                    ready.add(partition_no, place)
+                case "gone":
+                    self._catalog.forget_queue(place.queue)
+                    self._catalog.forget_group(place.queue, ready.scope.group)
+                    ready.forget()
+                case _ if row["until"] is not None:
+                    ready.add(partition_no, place, row["until"])
+        return contended
+
+    async def _delivery(self, claim: _Claim, claimed: _Claimed) -> Delivery:
+        """The messages of a claim. One that cannot be decrypted becomes a dead letter."""
+        partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
+        messages: list[Message] = []
+        lost: list[tuple[Message, str]] = []
+        for partition_no, row in claimed.messages:
+            partition = partitions[partition_no]
+            of_row = _messages(partition, row)
+            waited = (claim.now - row["created_at"]).total_seconds()
+            self._activity.popped(partition.queue.queue_no, len(of_row), waited)
+            if row["key_id"] is not None:
+                of_row = await self._opened(partition, row["key_id"], of_row, lost)
+            messages += of_row
+        auto_ack = claim.request.auto_ack
+        if lost:
+            await self._bury(claim, lost)
+        return Delivery("" if auto_ack else str(claim.lease_id), claim.request.group, messages, len(partitions))
+
+    async def _opened(
+        self, partition: Partition, key_id: UUID, sealed: list[Message], lost: list[tuple[Message, str]]
+    ) -> list[Message]:
+        opened = []
+        for message in sealed:
+            try:
+                opener = await self._payloads.opener(key_id)
+                message.data = msgspec.Raw(opener.open(partition, message.id, bytes(message.data)))
+                opened.append(message)
+            except CorruptRecord:
+                lost.append((message, f"the payload cannot be decrypted by key {key_id}"))
+        return opened
+
+    async def _bury(self, claim: _Claim, lost: Sequence[tuple[Message, str]]) -> None:
+        acks = [
+            Ack(
+                transaction_id=message.transaction_id,
+                partition_id=message.partition.partition_id,
+                group=claim.request.group,
+                lease_id=None if claim.request.auto_ack else claim.lease_id,
+                status="dlq",
+                error=error,
+            )
+            for message, error in lost
+        ]
+        await self._settlement.ack(acks, claim.now)
+
+
+async def _claim(tx: Tx, claims: Sequence[_Claim]) -> list[_Claimed | AngeliaError]:
+    """Claims messages for several requests in one call."""
+    candidates = [(number, *place) for number, claim in enumerate(claims, 1) for place in claim.places]
+    rows = await store.pop(
+        tx,
+        max(claim.now for claim in claims),
+        [claim.request.batch for claim in claims],
+        [claim.request.partitions for claim in claims],
+        [claim.request.auto_ack for claim in claims],
+        [claim.lease_id for claim in claims],
+        [claim.request.consumer for claim in claims],
+        [request for request, _, _ in candidates],
+        [partition_no for _, partition_no, _ in candidates],
+        [group_no for _, _, group_no in candidates],
+    )
+    results = [_Claimed() for _ in claims]
+    for row in rows:
+        if row["outcome"] == "paused":
+            return [_Claimed(paused=True) for _ in claims]
+        number, partition_no, _ = candidates[row["candidate"] - 1]
+        if row["outcome"] == "messages":
+            results[number - 1].messages.append((partition_no, row))
+        else:
+            results[number - 1].found[partition_no] = row
+    return list(results)
+
+
+def _messages(partition: Partition, row: Row) -> list[Message]:
+    """The messages of one chunk that are delivered."""
+    _, _, _, _, start, created_at, first_id, number, _, producer, ids, traces, base, ends, body, open_ = row.values()
+    chunk_ids, begin = ChunkIds(first_id), 0
+    messages = []
+    for at, (transaction_id, end) in enumerate(zip(ids, ends, strict=True)):
+        end -= base
+        messages.append(
+            Message(
+                chunk_ids.text(number + at),
+                transaction_id,
+                traces[at] if traces else None,
+                msgspec.Raw(body[begin:end]),
+                producer,
+                created_at,
+                partition,
+                start + at,
+            )
+        )
+        begin = end
+    if open_ is None:
+        return messages
+    return [one for one in messages if any(part.lower <= one.position < part.upper for part in open_)]

@@ -1,0 +1,155 @@
+"""News of partitions that may have messages to deliver: told in the own process directly, to the others over the hot tier.
+
+A pop that begins after a push was answered must see its message, also in another process, whose news may still be on the
+way. So news is numbered, and a pop that knows of no message asks for the newest number: if this process has heard all up to
+it, there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from angelia.errors import Unavailable
+from angelia.queues.hot_store import HotNews, parse
+from angelia.queues.model import Partition
+from angelia.stores.wake import Wake, wake_topic
+
+TOPIC = wake_topic("queues", "all")
+_CATCH_UP_SECONDS = 0.05
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that may have messages to deliver."""
+
+    queue: str
+    namespace: str
+    task: str
+    priority: int
+    partition: str
+    partition_no: int
+
+
+_decode = msgspec.msgpack.Decoder(list[Told]).decode
+
+
+class Listener(Protocol):
+    """What is told of news in this process."""
+
+    def tell(self, told: Told) -> None: ...
+    def doubt(self) -> None:
+        """News may have been missed."""
+
+
+class News:
+    """The news that this process tells and hears."""
+
+    def __init__(self, hot: HotNews, wake: Wake) -> None:
+        self._hot = hot
+        self._wake = wake
+        self._listener: Listener | None = None
+        self._epoch = ""
+        self._heard = -1  # all news of the epoch up to this number
+        self._beyond: set[int] = set()  # news that is known beyond that
+        self._arrived = asyncio.Event()
+        self._unpublished: dict[Told, None] = {}
+        self._publishing: asyncio.Task[None] | None = None
+
+    def follow(self, listener: Listener) -> None:
+        self._listener = listener
+        self._wake.follow(TOPIC, self)
+
+    @property
+    def stopping(self) -> bool:
+        return self._wake.stopping
+
+    async def tell(self, partitions: Iterable[Partition]) -> None:
+        """Tells that these partitions may have messages to deliver. What is told while other news is being published goes
+        out together after it. A hot tier that is away is no error: then other processes look themselves."""
+        for partition in partitions:
+            told = _told(partition)
+            self._tell(told)
+            self._unpublished[told] = None
+        if self._publishing is not None:
+            await asyncio.shield(self._publishing)
+        if self._unpublished:
+            if self._publishing is None or self._publishing.done():
+                self._publishing = asyncio.create_task(self._publish())
+            await asyncio.shield(self._publishing)
+
+    async def _publish(self) -> None:
+        news, self._unpublished = list(self._unpublished), {}
+        try:
+            mark = await self._hot.publish(TOPIC, self._wake.tagged(), msgspec.msgpack.encode(news))
+        except Unavailable:
+            return
+        self._note(*mark)
+
+    async def caught_up(self) -> bool:
+        """Whether this process has heard all news that was told before this call."""
+        if not self._epoch:
+            return False
+        try:
+            epoch, number = await self._hot.newest()
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                while epoch == self._epoch and self._heard < number:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except (Unavailable, TimeoutError):
+            return False
+        return epoch == self._epoch
+
+    async def mark(self) -> str | None:
+        """Where this process is in the news: what is read from the ledger after this call, with the news that comes from
+        then on, is all there is. None while news may be missed."""
+        if self._wake.heard_since(TOPIC) is None:
+            return None
+        if not self._epoch:
+            try:
+                epoch, number = await self._hot.newest()
+            except Unavailable:
+                return None
+            if self._wake.heard_since(TOPIC) is None:
+                return None
+            self._epoch, self._heard = epoch, number
+            self._beyond.clear()
+        return self._epoch
+
+    def holds(self, mark: str | None) -> bool:
+        """Whether no news was missed since a mark."""
+        return mark is not None and mark == self._epoch
+
+    def ring(self, message: bytes = b"") -> None:
+        """News of another process; an empty message says that some may have been missed."""
+        if not message:
+            self._epoch = ""
+            if self._listener is not None:
+                self._listener.doubt()
+            return
+        mark, _, news = message.partition(b" ")
+        epoch, number = parse(mark)
+        for one in _decode(news):
+            self._tell(one)
+        self._note(epoch, number)
+
+    def _tell(self, told: Told) -> None:
+        if self._listener is not None:
+            self._listener.tell(told)
+
+    def _note(self, epoch: str, number: int) -> None:
+        """News comes in the order of its numbers; only the own may be known before that of others."""
+        if epoch != self._epoch or number <= self._heard:
+            return
+        self._beyond.add(number)
+        while self._heard + 1 in self._beyond:
+            self._heard += 1
+            self._beyond.discard(self._heard)
+        self._arrived.set()
+
+
+def _told(partition: Partition) -> Told:
+    queue = partition.queue
+    return Told(queue.name, queue.namespace, queue.task, queue.options.priority, partition.name, partition.partition_no)

@@ -1,0 +1,383 @@
+"""Pushes: messages become chunks, which group commit gathers and one function of the ledger stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import accumulate
+from uuid import UUID, uuid4
+
+from angelia.envelope.times import unix_ms
+from angelia.errors import AngeliaError, Unavailable
+from angelia.queues import store
+from angelia.queues.activity import Activity
+from angelia.queues.catalog import Catalog
+from angelia.queues.maintenance import Buffer
+from angelia.queues.model import (
+    CHUNK_BYTES,
+    CHUNK_MESSAGES,
+    ChunkIds,
+    Partition,
+    PushItem,
+    PushResult,
+)
+from angelia.queues.news import News
+from angelia.queues.payloads import EncryptionUnavailable, Payloads
+from angelia.stores.group_commit import GroupCommit
+from angelia.stores.ledger import Ledger, Row, Tx
+
+_ROUNDS = 10  # of a push whose partitions change while it goes on
+_MOST_BYTES = 32 << 20  # in one statement
+_PER_MESSAGE = 100  # bytes that a message takes beside its payload
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message on its way into a partition: which of the request's it is, and its contents."""
+
+    number: int
+    transaction_id: str
+    trace_id: str | None
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Slice:
+    """Messages of one request for one partition, few enough for one chunk."""
+
+    partition: Partition
+    producer: str | None
+    now: datetime
+    entries: list[Entry]
+    size: int = 0
+    transaction_ids: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a slice. Stored: the ids of its chunk, and its number in it. Else nothing of it was stored:
+    `known` are ids of messages that were there already, `room` is how many of it a full queue still takes."""
+
+    how: str
+    ids: ChunkIds | None = None
+    begins: int = 0
+    known: dict[int, str] = field(default_factory=dict)
+    room: int = 0
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Slices that are stored together."""
+
+    slices: list[Slice]
+    ids: ChunkIds
+    count: int = 0
+    size: int = 0
+    transaction_ids: set[str] = field(default_factory=set)
+
+    def takes(self, one: Slice) -> bool:
+        first = self.slices[0]
+        return (
+            first.partition.partition_no == one.partition.partition_no
+            and first.producer == one.producer
+            and first.partition.queue.options_version == one.partition.queue.options_version
+            and self.count + len(one.entries) <= CHUNK_MESSAGES
+            and self.size + one.size <= CHUNK_BYTES
+            # A second message of one transaction id is a duplicate, which only a later chunk finds out.
+            and self.transaction_ids.isdisjoint(one.transaction_ids)
+        )
+
+    def add(self, one: Slice) -> None:
+        self.slices.append(one)
+        self.grow(one)
+
+    def grow(self, one: Slice) -> None:
+        self.count += len(one.entries)
+        self.size += one.size
+        self.transaction_ids |= one.transaction_ids
+
+
+class QueueChanged(Exception):
+    """A queue was changed or deleted while messages were on their way to it"""
+
+
+class Pushes:
+    """Stores messages. A result `queued` means that the message is durable, and pops that begin then see it."""
+
+    def __init__(
+        self, ledger: Ledger, catalog: Catalog, payloads: Payloads, news: News, buffer: Buffer, activity: Activity
+    ) -> None:
+        self._catalog = catalog
+        self._payloads = payloads
+        self._news = news
+        self._buffer = buffer
+        self._activity = activity
+        self._commits: GroupCommit[list[Slice], list[Outcome]] = GroupCommit(
+            ledger.statement, self._store, most_weight=_MOST_BYTES, weight=_weight
+        )
+
+    async def push(self, items: Sequence[PushItem], producer: str | None, now: datetime) -> list[PushResult]:
+        """Pushes messages to any queues. Returns what became of each, in order."""
+        results: list[PushResult | None] = [None] * len(items)
+        waiting = _entries(items)
+        firsts = _firsts(items, waiting)
+        waiting = [entry for entry in waiting if firsts[entry.number] == entry.number]
+        for _ in range(_ROUNDS):
+            if not waiting:
+                break
+            waiting = await self._round(items, waiting, producer, now, results)
+        else:
+            raise Unavailable("queues changed while messages were pushed to them", hint="try again", retry_after=1)
+        for number, first in enumerate(firsts):
+            if number != first:
+                results[number] = _repeated(results[first], items[number])
+        return [one for one in results if one is not None]
+
+    async def prepared(
+        self, items: Sequence[PushItem], producer: str | None, now: datetime
+    ) -> tuple[list[Slice], list[PushResult | None]]:
+        """Messages of a transaction, ready to be stored; and the results of those that cannot be."""
+        results: list[PushResult | None] = [None] * len(items)
+        entries = _entries(items)
+        for entry, first in zip(entries, _firsts(items, entries), strict=True):
+            if entry.number != first:
+                results[entry.number] = PushResult("duplicate", entry.transaction_id, items[first].queue)
+        slices, missing = await self._placed(items, entries, producer, now)
+        if missing:
+            raise QueueChanged
+        return await self._encryptable(slices, results, now), results
+
+    async def stored(self, tx: Tx, slices: list[Slice], results: list[PushResult | None]) -> None:
+        """Stores messages in a transaction, and notes what became of each; QueueChanged if a queue was changed or
+        deleted since they were prepared."""
+        for one, outcome in zip(slices, (await self._store_all(tx, [slices]))[0] if slices else [], strict=True):
+            if outcome.how in ("stale", "gone", "after"):
+                self._catalog.forget_queue(one.partition.queue.name)
+                raise QueueChanged
+            if outcome.how == "paused":
+                for entry in one.entries:
+                    results[entry.number] = _failed(one, entry, "pushes are paused for maintenance")
+            elif _settle(one, outcome, results) and not outcome.known and outcome.how != "full":
+                raise QueueChanged
+
+    async def told(self, slices: Sequence[Slice]) -> None:
+        """Tells consumers of messages that were stored."""
+        await self._news.tell([one.partition for one in slices])
+        for one in slices:
+            self._activity.pushed(one.partition.queue.queue_no, len(one.entries), one.size)
+
+    async def close(self) -> None:
+        await self._commits.close()
+
+    async def _round(
+        self,
+        items: Sequence[PushItem],
+        waiting: list[Entry],
+        producer: str | None,
+        now: datetime,
+        results: list[PushResult | None],
+    ) -> list[Entry]:
+        """Tries to store messages. Returns those that are to be tried again."""
+        slices, again = await self._placed(items, waiting, producer, now)
+        slices = await self._encryptable(slices, results, now)
+        if not slices:
+            return again
+        told: list[Slice] = []
+        buffered: list[Slice] = []
+        for one, outcome in zip(slices, await self._commits.submit(slices), strict=True):
+            if outcome.how == "stored":
+                told.append(one)
+            elif outcome.how in ("stale", "gone"):
+                self._catalog.forget_queue(one.partition.queue.name)
+            if outcome.how == "paused":
+                buffered.append(one)
+            else:
+                again += _settle(one, outcome, results)
+        if buffered:
+            await self._buffer.keep(
+                [
+                    (one.partition, entry.transaction_id, entry.trace_id, entry.payload, producer)
+                    for one in buffered
+                    for entry in one.entries
+                ],
+                now,
+            )
+            for one in buffered:
+                for entry in one.entries:
+                    results[entry.number] = PushResult("buffered", entry.transaction_id, one.partition.queue.name)
+        if told:
+            await self.told(told)
+        return again
+
+    async def _placed(
+        self, items: Sequence[PushItem], entries: Sequence[Entry], producer: str | None, now: datetime
+    ) -> tuple[list[Slice], list[Entry]]:
+        """Messages by partition, which is made if need be; and those whose partition was deleted in this moment."""
+        names = [(items[entry.number].queue, items[entry.number].partition) for entry in entries]
+        partitions = await self._catalog.made(names, now)
+        placed = [(partitions.get(name), entry) for name, entry in zip(names, entries, strict=True)]
+        missing = [entry for partition, entry in placed if partition is None]
+        return _slices([(partition, entry) for partition, entry in placed if partition], producer, now), missing
+
+    async def _encryptable(self, slices: list[Slice], results: list[PushResult | None], now: datetime) -> list[Slice]:
+        """Slices that can be stored as their queue wants it: of an encrypted queue, none without a key."""
+        if not any(one.partition.options.encryption_enabled for one in slices):
+            return slices
+        try:
+            await self._payloads.ready(now)
+        except EncryptionUnavailable as error:
+            for one in slices:
+                if one.partition.options.encryption_enabled:
+                    for entry in one.entries:
+                        results[entry.number] = _failed(one, entry, error.message)
+            return [one for one in slices if not one.partition.options.encryption_enabled]
+        return slices
+
+    async def _store(self, tx: Tx, pushes: Sequence[list[Slice]]) -> list[list[Outcome] | AngeliaError]:
+        return list(await self._store_all(tx, pushes))
+
+    async def _store_all(self, tx: Tx, pushes: Sequence[list[Slice]]) -> list[list[Outcome]]:
+        """Stores the slices of several pushes, merged into chunks."""
+        chunks = _merged(one for push in pushes for one in push)
+        now = max(one.now for push in pushes for one in push)
+        rows = await store.push(tx, now, *self._arrays(chunks))
+        outcomes = _outcomes(chunks, rows)
+        return [[outcomes[id(one)] for one in push] for push in pushes]
+
+    def _arrays(self, chunks: Sequence[_Chunk]) -> list[Sequence[object] | None]:
+        """The arrays of the function `queue_push`, payloads encrypted where the queue wants it."""
+        key_ids, bodies, ends = list[UUID | None](), list[bytes](), list[int]()
+        transaction_ids, trace_ids = list[str](), list[str | None]()
+        for chunk in chunks:
+            partition = chunk.slices[0].partition
+            entries = [entry for one in chunk.slices for entry in one.entries]
+            payloads, key_id = [entry.payload for entry in entries], None
+            if partition.options.encryption_enabled:
+                key_id, payloads = self._payloads.sealed(partition, chunk.ids, payloads)
+            key_ids.append(key_id)
+            bodies.append(b"".join(payloads))
+            ends += accumulate(map(len, payloads))
+            transaction_ids += [entry.transaction_id for entry in entries]
+            trace_ids += [entry.trace_id for entry in entries]
+        firsts = [chunk.slices[0] for chunk in chunks]
+        return [
+            [one.partition.queue.queue_no for one in firsts],
+            [one.partition.partition_no for one in firsts],
+            [one.partition.queue.options_version for one in firsts],
+            [chunk.count for chunk in chunks],
+            [chunk.ids.first for chunk in chunks],
+            key_ids,
+            [one.producer for one in firsts],
+            bodies,
+            transaction_ids,
+            ends,
+            trace_ids if any(trace_ids) else None,
+        ]
+
+
+def _entries(items: Sequence[PushItem]) -> list[Entry]:
+    return [
+        Entry(number, item.transaction_id or str(uuid4()), item.trace_id, bytes(item.payload))
+        for number, item in enumerate(items)
+    ]
+
+
+def _firsts(items: Sequence[PushItem], entries: Sequence[Entry]) -> list[int]:
+    """For each message of a request the number of the first one with its transaction id in its partition."""
+    seen: dict[tuple[str, str, str], int] = {}
+    return [
+        seen.setdefault((item.queue, item.partition, entry.transaction_id), entry.number)
+        for item, entry in zip(items, entries, strict=True)
+    ]
+
+
+def _slices(entries: Iterable[tuple[Partition, Entry]], producer: str | None, now: datetime) -> list[Slice]:
+    """Messages by partition, in slices that fit into chunks."""
+    open_: dict[int, Slice] = {}
+    slices = []
+    for partition, entry in entries:
+        size = len(entry.payload) + _PER_MESSAGE
+        one = open_.get(partition.partition_no)
+        if one is None or len(one.entries) >= CHUNK_MESSAGES or one.size + size > CHUNK_BYTES:
+            one = open_[partition.partition_no] = Slice(partition, producer, now, [])
+            slices.append(one)
+        one.entries.append(entry)
+        one.transaction_ids.add(entry.transaction_id)
+        one.size += size
+    return slices
+
+
+def _merged(slices: Iterable[Slice]) -> list[_Chunk]:
+    """Chunks of slices. Those of one partition stay in their order."""
+    open_: dict[int, _Chunk] = {}
+    chunks = []
+    for one in slices:
+        number = one.partition.partition_no
+        chunk = open_.get(number)
+        if chunk is not None and chunk.takes(one):
+            chunk.add(one)
+            continue
+        chunk = open_[number] = _Chunk([one], ChunkIds.made(unix_ms(one.now), os.urandom(10)))
+        chunk.grow(one)
+        chunks.append(chunk)
+    return chunks
+
+
+def _outcomes(chunks: Sequence[_Chunk], rows: Sequence[Row]) -> dict[int, Outcome]:
+    """The outcome of each slice, by its identity, from the rows about chunks."""
+    about: dict[int, list[Row]] = {}
+    for row in rows:
+        about.setdefault(row["chunk"] - 1, []).append(row)
+    outcomes = {}
+    for number, chunk in enumerate(chunks):
+        told, begins = about[number], 0
+        how = told[0]["outcome"]
+        known = {row["message"] - 1: ChunkIds(row["first_id"]).text(row["number"]) for row in told if row["message"]}
+        for one in chunk.slices:
+            ends = begins + len(one.entries)
+            outcomes[id(one)] = Outcome(
+                how,
+                chunk.ids,
+                begins,
+                {at - begins: id_ for at, id_ in known.items() if begins <= at < ends},
+                max(0, min(len(one.entries), (told[0]["number"] or 0) - begins)) if how == "full" else 0,
+            )
+            begins = ends
+    return outcomes
+
+
+def _settle(one: Slice, outcome: Outcome, results: list[PushResult | None]) -> list[Entry]:
+    """Notes the results of a slice. Returns the messages that are to be tried again."""
+    if outcome.how == "stored":
+        assert outcome.ids is not None, "a stored chunk has ids"
+        partition_id, queue = str(one.partition.partition_id), one.partition.queue.name
+        for number, entry in enumerate(one.entries, outcome.begins):
+            id_ = outcome.ids.text(number)
+            results[entry.number] = PushResult("queued", entry.transaction_id, queue, id_, partition_id, entry.trace_id)
+        return []
+    if outcome.how == "full":
+        for entry in one.entries[outcome.room :]:
+            results[entry.number] = _failed(one, entry, f"Queue {one.partition.queue.name} is at max capacity")
+        return one.entries[: outcome.room]
+    for at, id_ in outcome.known.items():
+        entry = one.entries[at]
+        results[entry.number] = PushResult("duplicate", entry.transaction_id, one.partition.queue.name, id_)
+    return [entry for at, entry in enumerate(one.entries) if at not in outcome.known]
+
+
+def _failed(one: Slice, entry: Entry, error: str) -> PushResult:
+    return PushResult("failed", entry.transaction_id, one.partition.queue.name, trace_id=entry.trace_id, error=error)
+
+
+def _repeated(first: PushResult | None, item: PushItem) -> PushResult:
+    """The result of a message whose transaction id another one of the same request has."""
+    assert first is not None, "all firsts have results"
+    if first.status == "failed":
+        return first
+    return PushResult("duplicate", first.transaction_id, item.queue, first.message_id)
+
+
+def _weight(slices: list[Slice]) -> int:
+    return sum(one.size for one in slices)

@@ -1,0 +1,188 @@
+"""The partitions that may have messages for a consumer group, as this process knows. The ledger decides what a pop gets;
+this only says where to look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+
+import msgspec
+
+from angelia.queues.news import Told
+from angelia.stores.wake import RECHECK_SECONDS
+
+_LOOK_SHARE = 50  # a look at the ledger may take one part in so many of the time
+_IDLE_SECONDS = 600.0
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """What a consumer reads: a queue, one partition of it, or all queues of a namespace and task."""
+
+    group: str
+    queue: str | None
+    partition: str | None
+    namespace: str | None
+    task: str | None
+
+    def includes(self, told: Told) -> bool:
+        if self.queue is not None:
+            return told.queue == self.queue and self.partition in (None, told.partition)
+        return self.namespace in (None, told.namespace) and self.task in (None, told.task)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A partition to look at."""
+
+    queue: str
+    priority: int
+
+
+class Ready:
+    """The partitions of one scope that may have messages, and the requests that wait for one."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.groups: dict[str, int] = {}  # the numbers of the consumer group, by queue
+        self.mark: str | None = None  # where the news was when the ledger was looked at
+        self.looking = asyncio.Lock()
+        self.used_at = time.monotonic()
+        self._now: dict[int, Place] = {}
+        self._later: dict[int, tuple[datetime, Place]] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.looked_at = 0.0  # when the last look began
+        self._next_look = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiters and time.monotonic() - self.used_at > _IDLE_SECONDS
+
+    def add(self, partition_no: int, place: Place, until: datetime | None = None) -> None:
+        """A partition may have messages, now or at that time. One waiting request is told."""
+        self._later.pop(partition_no, None)
+        if until is None:
+            self._now[partition_no] = place
+            self.wake_one()
+        elif partition_no not in self._now:
+            self._later[partition_no] = (until, place)
+
+    def take(self, most: int, now: datetime) -> list[tuple[int, Place]]:
+        """Takes partitions to look at, those of queues with higher priority first. What comes of it is told by `add`."""
+        for partition_no, (until, place) in list(self._later.items()) if self._later else ():
+            if until <= now:
+                del self._later[partition_no]
+                self._now[partition_no] = place
+        if self.scope.queue is None:
+            by_priority = sorted(self._now.items(), key=lambda one: -one[1].priority)
+            taken = by_priority[:most]
+        else:
+            taken = list(islice(self._now.items(), most))
+        for partition_no, _ in taken:
+            del self._now[partition_no]
+        return taken
+
+    def looked(self, mark: str | None, began: float) -> None:
+        """The ledger was looked at since then."""
+        now = time.monotonic()
+        self.mark, self.looked_at = mark, began
+        self._next_look = now + max(RECHECK_SECONDS, (now - began) * _LOOK_SHARE)
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether it is time to look at the ledger again: news may have been lost with a process."""
+        return time.monotonic() >= self._next_look
+
+    def forget(self) -> None:
+        """The ledger is to be looked at again."""
+        self.mark = None
+        self._next_look = 0.0
+        self.groups.clear()
+
+    @contextmanager
+    def waiting(self) -> Iterator[Waiter]:
+        """A request that waits for a partition."""
+        waiter = Waiter(self._waiters)
+        try:
+            yield waiter
+        finally:
+            waiter.leave()
+            if self._now:  # it may have been told of one that it did not take
+                self.wake_one()
+
+    def pause(self, now: datetime) -> float:
+        """How long a request may wait before it looks again by itself."""
+        due = min((until for until, _ in self._later.values()), default=None)
+        seconds = max(0.0, self._next_look - time.monotonic())
+        return seconds if due is None else min(seconds, max(0.001, (due - now).total_seconds()))
+
+    def wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Waiter:
+    """One request's place in the line of those that wait."""
+
+    def __init__(self, line: deque[asyncio.Future[None]]) -> None:
+        self._line = line
+        self._mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(self._mine)
+
+    async def wait(self, seconds: float) -> None:
+        """Waits until it is told, at most so long. Being told before the call counts."""
+        if not self._mine.done():
+            await asyncio.wait([self._mine], timeout=seconds)
+        if self._mine.done():
+            self._mine = asyncio.get_running_loop().create_future()
+            self._line.append(self._mine)
+
+    def leave(self) -> None:
+        self._mine.cancel()
+
+
+class Readiness:
+    """What this process knows about all scopes that its consumers read."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Scope, Ready] = {}
+        self._by_queue: dict[str | None, list[Ready]] = {}
+
+    def of(self, scope: Scope) -> Ready:
+        known = self._ready.get(scope)
+        if known is None:
+            self._drop_idle()
+            known = self._ready[scope] = Ready(scope)
+            self._by_queue.setdefault(scope.queue, []).append(known)
+        known.used_at = time.monotonic()
+        return known
+
+    def tell(self, told: Told) -> None:
+        for queue in (told.queue, None):
+            for ready in self._by_queue.get(queue, ()):
+                if ready.scope.includes(told):
+                    ready.add(told.partition_no, Place(told.queue, told.priority))
+
+    def doubt(self) -> None:
+        for ready in self._ready.values():
+            ready.mark = None
+            ready.wake_all()
+
+    def _drop_idle(self) -> None:
+        for scope in [scope for scope, ready in self._ready.items() if ready.idle]:
+            ready = self._ready.pop(scope)
+            others = self._by_queue[scope.queue]
+            others.remove(ready)
+            if not others:
+                del self._by_queue[scope.queue]

@@ -1,0 +1,294 @@
+"""Queues over HTTP, for applications: binds the operations to the services, and shapes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID, uuid4
+
+import msgspec
+
+from angelia.api import Answer, Call, Caller, Route
+from angelia.errors import InvalidArgument
+from angelia.queues import api
+from angelia.queues.asked import Asked
+from angelia.queues.catalog import Catalog
+from angelia.queues.claims import Claims
+from angelia.queues.model import (
+    DEFAULT,
+    MOST_BATCH,
+    MOST_PARTITIONS,
+    QUEUE_MODE,
+    Ack,
+    AckResult,
+    AckStatus,
+    Delivery,
+    PopRequest,
+    PushItem,
+    PushResult,
+    check_id,
+    check_name,
+    parse_mode,
+    parse_time,
+)
+from angelia.queues.pushing import Pushes
+from angelia.queues.settlement import Settlement
+from angelia.queues.transactions import Transactions
+
+_AUTOPILOT_BATCH = 100  # for a consumer that leaves the size to the server
+_LONGEST_WAIT_MS = 600_000
+_NO_LEASE = UUID(int=0)
+_STATUSES: dict[str, AckStatus] = {
+    "completed": "completed",
+    "success": "completed",
+    "failed": "failed",
+    "retry": "retry",
+    "dlq": "dlq",
+}
+
+
+def routes(
+    pushes: Pushes, claims: Claims, settlement: Settlement, transactions: Transactions, catalog: Catalog
+) -> list[Route]:
+    async def push(call: Call) -> Answer:
+        items = [_push_item(one) for one in call.json(api.PushBody).items]
+        results = await pushes.push(items, producer_of(call.caller), call.now)
+        return Answer(201, [_pushed(index, one) for index, one in enumerate(results)])
+
+    async def pop_queue(call: Call) -> Answer:
+        return await pop(call, queue=check_name(call.path("queue"), "queue"))
+
+    async def pop_partition(call: Call) -> Answer:
+        queue, partition = check_name(call.path("queue"), "queue"), check_name(call.path("partition"), "partition")
+        return await pop(call, queue=queue, partition=partition)
+
+    async def pop(call: Call, queue: str | None = None, partition: str | None = None) -> Answer:
+        asked = Asked(call)
+        if asked.flag("conflation"):
+            raise InvalidArgument("conflation is not supported", hint="pop without it")
+        request = _pop_request(asked, queue, partition, call.caller.known_as)
+        wait = asked.number("timeout", 30_000, 0, _LONGEST_WAIT_MS) / 1000 if asked.flag("wait") else 0.0
+        delivery = await claims.pop(request, call.now, wait)
+        if delivery is None:
+            return Answer(204)
+        autopilot = api.Autopilot(request.partitions, request.batch, int(wait * 1000))
+        return Answer(body=_popped(delivery, autopilot if asked.flag("autopilot") else msgspec.UNSET))
+
+    async def ack(call: Call) -> Answer:
+        body = call.json(api.AckBody)
+        return Answer(body=_acknowledged(await settlement.ack([_ack(body, body.consumerGroup)], call.now)))
+
+    async def ack_batch(call: Call) -> Answer:
+        body = call.json(api.AckBatchBody)
+        acks = [_ack(one, body.consumerGroup) for one in body.acknowledgments]
+        return Answer(body=_acknowledged(await settlement.ack(acks, call.now)))
+
+    async def extend(call: Call) -> Answer:
+        text, seconds = call.path("lease"), call.json(api.ExtendBody).seconds
+        done = await settlement.extend(_lease(text) or _NO_LEASE, seconds, call.now)
+        until = None if done.expires_at is None else milliseconds(done.expires_at)
+        return Answer(body=api.ExtendAnswer(text, done.renewed > 0, done.renewed, until, until, until, done.error))
+
+    async def transaction(call: Call) -> Answer:
+        body = call.json(api.TransactionBody)
+        if not body.operations:
+            raise InvalidArgument("operations must not be empty")
+        if body.kv or body.timers:
+            raise InvalidArgument("kv and timers are not supported in a transaction")
+        operations = [
+            one
+            for operation in body.operations
+            for one in (
+                [_push_item(item) for item in operation.items]
+                if isinstance(operation, api.TransactionPush)
+                else [_ack(operation, operation.consumerGroup)]
+            )
+        ]
+        leases = [_lease(text) or _NO_LEASE for text in body.requiredLeases]
+        outcome = await transactions.run(operations, leases, producer_of(call.caller), call.now)
+        records = [_transacted(index, one) for index, one in enumerate(outcome.results)]
+        error = msgspec.UNSET if outcome.error is None else outcome.error
+        return Answer(body=api.TransactionAnswer(outcome.success, str(uuid4()), records, error))
+
+    async def configure(call: Call) -> Answer:
+        body = call.json(api.ConfigureBody)
+        done = await catalog.configure(
+            body.queue,
+            call.now,
+            body.options or {},
+            namespace=body.namespace,
+            task=body.task,
+            partition=body.partition,
+            by=call.caller.known_as,
+        )
+        return Answer(
+            body=api.ConfigureAnswer(
+                True,
+                str(done.queue.queue_id),
+                str(done.default.partition_id),
+                done.queue.name,
+                done.queue.namespace,
+                done.queue.task,
+                msgspec.to_builtins(done.options),
+            )
+        )
+
+    return [
+        Route(api.PUSH, push),
+        Route(api.POP, pop_queue),
+        Route(api.POP_PARTITION, pop_partition),
+        Route(api.POP_ANY, pop),
+        Route(api.ACK, ack),
+        Route(api.ACK_BATCH, ack_batch),
+        Route(api.EXTEND, extend),
+        Route(api.TRANSACTION, transaction),
+        Route(api.CONFIGURE, configure),
+    ]
+
+
+def producer_of(caller: Caller) -> str | None:
+    """Who pushed a message: the agent, or the subject of the credential; nobody in open mode."""
+    if caller.agent is not None:
+        return caller.agent.handle
+    if caller.name is None or caller.name == "local":
+        return None
+    return caller.name.removeprefix("jwt ")
+
+
+def milliseconds(at: datetime) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+
+def _push_item(one: api.PushItemBody) -> PushItem:
+    check_name(one.queue, "queue")
+    check_name(one.partition or DEFAULT, "partition")
+    check_id(one.transactionId or "", "transactionId")
+    check_id(one.traceId or "", "traceId")
+    return PushItem(one.queue, one.partition or DEFAULT, one.payload, one.transactionId or None, one.traceId)
+
+
+def _pushed(index: int, one: PushResult) -> api.PushedRecord:
+    if one.status == "queued":
+        assert one.message_id is not None, "what is queued has an id"
+        assert one.partition_id is not None
+        return api.PushedRecord(
+            index, one.status, one.transaction_id, one.queue, one.message_id, one.partition_id, one.trace_id
+        )
+    return api.PushedRecord(
+        index,
+        one.status,
+        one.transaction_id,
+        one.queue,
+        one.message_id or msgspec.UNSET,
+        error=one.error or msgspec.UNSET,
+    )
+
+
+def _pop_request(asked: Asked, queue: str | None, partition: str | None, consumer: str) -> PopRequest:
+    group = asked.text("consumerGroup") or QUEUE_MODE
+    begins = asked.text("subscriptionFrom")
+    mode = parse_mode(asked.text("subscriptionMode"))
+    if begins == "now":
+        mode = "new"
+    return PopRequest(
+        queue=queue,
+        partition=partition,
+        namespace=None if queue is not None else asked.text("namespace"),
+        task=None if queue is not None else asked.text("task"),
+        group=check_name(group, "consumerGroup"),
+        batch=asked.number("batch", _AUTOPILOT_BATCH if asked.flag("autopilot") else 1, 1, MOST_BATCH),
+        partitions=1 if partition is not None else asked.number("partitions", 1, 1, MOST_PARTITIONS),
+        auto_ack=asked.flag("autoAck"),
+        mode=None if group == QUEUE_MODE else mode,
+        from_at=None
+        if group == QUEUE_MODE or begins is None or begins == "now"
+        else parse_time(begins, "subscriptionFrom"),
+        consumer=consumer,
+    )
+
+
+def _popped(delivery: Delivery, autopilot: api.Autopilot | msgspec.UnsetType) -> api.PopAnswer:
+    records: list[api.MessageRecord] = []
+    lease, group = delivery.lease_id, delivery.group
+    partition = created_at = None
+    for one in delivery.messages:
+        if one.partition is not partition:
+            partition = one.partition
+            partition_id, queue, name = str(partition.partition_id), partition.queue.name, partition.name
+        if one.created_at is not created_at:
+            created_at = one.created_at
+            created = f"{created_at:%Y-%m-%dT%H:%M:%S.%f}Z"
+        records.append(
+            api.MessageRecord(
+                one.id,
+                one.transaction_id,
+                one.trace_id,
+                one.data,
+                one.producer_sub,
+                created,
+                partition_id,
+                name,
+                lease,
+                group,
+                queue,
+            )
+        )
+    first = records[0]
+    return api.PopAnswer(
+        True,
+        first.queue,
+        first.partition,
+        first.partitionId,
+        lease,
+        group,
+        delivery.partitions_claimed,
+        records,
+        autopilot,
+    )
+
+
+def _ack(one: api.AckBody | api.AckBatchItem | api.TransactionAck, group: str | None) -> Ack:
+    return Ack(
+        transaction_id=check_id(one.transactionId, "transactionId"),
+        partition_id=_uuid(one.partitionId) or _NO_LEASE,
+        group=check_name(group or QUEUE_MODE, "consumerGroup"),
+        lease_id=_lease(one.leaseId),
+        status=_STATUSES[one.status],
+        error=None if one.error is None else one.error.replace("\0", "\N{REPLACEMENT CHARACTER}"),
+    )
+
+
+def _acknowledged(results: Sequence[AckResult]) -> list[api.AckRecord]:
+    return [
+        api.AckRecord(
+            index,
+            one.transaction_id,
+            one.success,
+            one.error,
+            one.queue,
+            one.partition,
+            one.lease_released,
+            one.dlq,
+        )
+        for index, one in enumerate(results)
+    ]
+
+
+def _transacted(index: int, one: PushResult | AckResult) -> api.TransactionRecord:
+    if isinstance(one, PushResult):
+        return api.TransactionRecord(
+            index, "push", True, one.transaction_id, one.message_id, one.partition_id, one.queue
+        )
+    return api.TransactionRecord(index, "ack", one.success, one.transaction_id, error=one.error, dlq=one.dlq)
+
+
+def _lease(text: str | None) -> UUID | None:
+    """The id of a lease; None for none. Another text is no lease that was ever given out."""
+    return (_uuid(text) or _NO_LEASE) if text else None
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,154 @@
+"""Acknowledgments: how the work on leased messages ended, and leases that are extended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from angelia.errors import AngeliaError
+from angelia.queues import store
+from angelia.queues.activity import Activity
+from angelia.queues.catalog import Catalog
+from angelia.queues.model import Ack, AckResult, Extended, Partition
+from angelia.queues.news import News
+from angelia.stores.group_commit import GroupCommit
+from angelia.stores.ledger import Ledger, Row, Tx
+
+_ERRORS = {"not_found": "Message not found", "lease": "Invalid or expired lease"}
+
+
+@dataclass(slots=True)
+class Part:
+    """Acknowledgments of one request that are about one cursor and one lease. They are settled together: a batch in which
+    all messages failed counts as one attempt."""
+
+    partition: Partition
+    group_no: int
+    lease_id: UUID | None
+    numbers: list[int] = field(default_factory=list)  # their places in the request
+    acks: list[Ack] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Settling:
+    """A request's acknowledgments, as the ledger takes them."""
+
+    parts: list[Part]
+    now: datetime
+
+
+class Settlement:
+    """Settles messages of consumer groups."""
+
+    def __init__(self, ledger: Ledger, catalog: Catalog, news: News, activity: Activity) -> None:
+        self._ledger = ledger
+        self._catalog = catalog
+        self._news = news
+        self._activity = activity
+        self._commits: GroupCommit[Settling, list[Sequence[Row]]] = GroupCommit(
+            ledger.statement, _settle, weight=_weight, most_weight=10_000
+        )
+
+    async def ack(self, acks: Sequence[Ack], now: datetime) -> list[AckResult]:
+        """Acknowledges messages. Returns for each whether that was taken; it is durable then."""
+        parts = await self.parts_of(acks)
+        rows = await self._commits.submit(Settling(parts, now)) if parts else []
+        await self.told(parts, rows)
+        return results_of(acks, parts, rows)
+
+    async def parts_of(self, acks: Sequence[Ack]) -> list[Part]:
+        """Acknowledgments by cursor and lease. Those of unknown partitions and consumer groups are in none."""
+        partitions = await self._catalog.by_id({ack.partition_id for ack in acks})
+        parts: dict[tuple[int, str, UUID | None], Part] = {}
+        for number, ack in enumerate(acks):
+            partition = partitions.get(ack.partition_id)
+            if partition is None:
+                continue
+            key = (partition.partition_no, ack.group, ack.lease_id)
+            part = parts.get(key)
+            if part is None:
+                group_no = await self._catalog.group(partition.queue, ack.group)
+                if group_no is None:
+                    continue
+                part = parts[key] = Part(partition, group_no, ack.lease_id)
+            part.numbers.append(number)
+            part.acks.append(ack)
+        return list(parts.values())
+
+    async def told(self, parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> None:
+        """Counts what was settled, and tells consumers of partitions whose lease ended, if they have further messages."""
+        freed = []
+        for part, told in zip(parts, rows, strict=True):
+            taken = [ack.status for ack, row in zip(part.acks, told, strict=True) if row["outcome"] == "ok"]
+            dead = sum(row["dead"] for row in told)
+            self._activity.settled(part.partition.queue.queue_no, taken.count("completed"), taken.count("failed"), dead)
+            if told[0]["more"]:
+                freed.append(part.partition)
+        if freed:
+            await self._news.tell(freed)
+
+    async def extend(self, lease_id: UUID, seconds: int | None, now: datetime) -> Extended:
+        """Extends a lease in all its partitions, by the lease time of their queue for None."""
+        async with self._ledger.statement() as tx:
+            row = await store.extend(tx, now, lease_id, seconds)
+        if row["renewed"]:
+            return Extended(row["renewed"], row["until"])
+        return Extended(0, error="Lease already expired" if row["known"] else "Lease not found")
+
+    async def close(self) -> None:
+        await self._commits.close()
+
+
+async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> list[Sequence[Row]]:
+    """Settles messages in one call. Returns the rows about each part's acknowledgments."""
+    acks = [ack for part in parts for ack in part.acks]
+    rows = await store.ack(
+        tx,
+        now,
+        [part.partition.partition_no for part in parts],
+        [part.group_no for part in parts],
+        [part.lease_id for part in parts],
+        [len(part.acks) for part in parts],
+        [ack.transaction_id for ack in acks],
+        [ack.status for ack in acks],
+        [ack.error for ack in acks],
+    )
+    begins, told = 0, []
+    for part in parts:
+        told.append(rows[begins : begins + len(part.acks)])
+        begins += len(part.acks)
+    return told
+
+
+async def _settle(tx: Tx, batch: Sequence[Settling]) -> list[list[Sequence[Row]] | AngeliaError]:
+    rows = await settle(tx, [part for one in batch for part in one.parts], max(one.now for one in batch))
+    results: list[list[Sequence[Row]] | AngeliaError] = []
+    for one in batch:
+        results.append(rows[: len(one.parts)])
+        rows = rows[len(one.parts) :]
+    return results
+
+
+def results_of(acks: Sequence[Ack], parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> list[AckResult]:
+    """What became of each acknowledgment of a request, in order."""
+    results = [AckResult(success=False, transaction_id=ack.transaction_id, error=_ERRORS["not_found"]) for ack in acks]
+    for part, told in zip(parts, rows, strict=True):
+        queue, partition = part.partition.queue.name, part.partition.name
+        for number, ack, row in zip(part.numbers, part.acks, told, strict=True):
+            _, outcome, dead, released, _, _ = row.values()
+            results[number] = AckResult(
+                success=outcome == "ok",
+                transaction_id=ack.transaction_id,
+                error=_ERRORS.get(outcome),
+                queue=queue,
+                partition=partition,
+                lease_released=released,
+                dlq=dead,
+            )
+    return results
+
+
+def _weight(one: Settling) -> int:
+    return sum(len(part.acks) for part in one.parts)

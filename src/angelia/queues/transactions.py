@@ -1,0 +1,97 @@
+"""Transactions: pushes and acknowledgments that happen together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from angelia.errors import Unavailable
+from angelia.queues import store
+from angelia.queues.model import Ack, AckResult, PushItem, PushResult
+from angelia.queues.pushing import Pushes, QueueChanged
+from angelia.queues.settlement import Settlement, results_of, settle
+from angelia.stores.ledger import Ledger
+
+_ROUNDS = 5
+
+
+class TransactionOutcome(msgspec.Struct, frozen=True):
+    """What became of a transaction: the results of its operations, in order, or why nothing was done."""
+
+    results: list[PushResult | AckResult]
+    error: str | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.error is None
+
+
+class _Refused(Exception):
+    """Ends a transaction that may not be committed."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Transactions:
+    """Runs transactions. Acknowledgments come before pushes: so cursors are locked before partitions, as everywhere."""
+
+    def __init__(self, ledger: Ledger, pushes: Pushes, settlement: Settlement) -> None:
+        self._ledger = ledger
+        self._pushes = pushes
+        self._settlement = settlement
+
+    async def run(
+        self,
+        operations: Sequence[PushItem | Ack],
+        required_leases: Sequence[UUID],
+        producer: str | None,
+        now: datetime,
+    ) -> TransactionOutcome:
+        """Does all operations or none. Each required lease must be in force."""
+        acks = [one for one in operations if isinstance(one, Ack)]
+        items = [one for one in operations if isinstance(one, PushItem)]
+        for _ in range(_ROUNDS):
+            try:
+                settled, pushed = await self._once(acks, items, required_leases, producer, now)
+            except QueueChanged:
+                continue
+            except _Refused as refused:
+                return TransactionOutcome([], refused.error)
+            results: list[PushResult | AckResult] = []
+            for one in operations:
+                results.append(next(settled) if isinstance(one, Ack) else next(pushed))
+            return TransactionOutcome(results)
+        raise Unavailable("queues changed while messages were pushed to them", hint="try again", retry_after=1)
+
+    async def _once(
+        self,
+        acks: Sequence[Ack],
+        items: Sequence[PushItem],
+        required_leases: Sequence[UUID],
+        producer: str | None,
+        now: datetime,
+    ) -> tuple[Iterator[AckResult], Iterator[PushResult]]:
+        parts = await self._settlement.parts_of(acks)
+        slices, pushed = await self._pushes.prepared(items, producer, now)
+        async with self._ledger.transaction() as tx:
+            if required_leases and set(required_leases) - await store.live_leases(tx, required_leases, now):
+                raise _Refused("Invalid or expired lease")
+            rows = await settle(tx, parts, now) if parts else []
+            settled = results_of(acks, parts, rows)
+            for result in settled:
+                if not result.success:
+                    raise _Refused(f"ACK operation failed: {result.error}")
+            await self._pushes.stored(tx, slices, pushed)
+            done = [one for one in pushed if one is not None]
+            for one in done:
+                if one.status != "queued":
+                    reason = one.error or f"{one.status} transactionId {one.transaction_id}"
+                    raise _Refused(f"PUSH operation failed: {reason}")
+        await self._settlement.told(parts, rows)
+        await self._pushes.told(slices)
+        return iter(settled), iter(done)
