@@ -1,5 +1,5 @@
-"""Queues, partitions and consumer groups by name. What a process knows is remembered: the functions of the ledger say when
-it is outdated."""
+"""Queues, partitions and consumer groups by name. A process remembers what it read; the functions of the ledger say
+when that is outdated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from angelia.audit import service as audit
-from angelia.errors import InvalidArgument
+from angelia.errors import Conflict, InvalidArgument
 from angelia.queues import store
 from angelia.queues.model import DEFAULT, Options, Partition, Queue, changed_options, check_name, scope_of
 from angelia.queues.payloads import EncryptionUnavailable, Payloads
@@ -103,8 +103,8 @@ class Catalog:
     async def joined(
         self, queue: Queue, name: str, mode: str | None, from_at: datetime | None, now: datetime
     ) -> int | None:
-        """The number of a consumer group, which its first pop makes. Where it begins is fixed then. None if the queue is
-        gone."""
+        """The number of a consumer group. Its first pop makes it, and fixes where it begins. None if the queue was
+        deleted."""
         known = await self.group(queue, name)
         if known is None:
             begins = "time" if from_at is not None else mode or "all"
@@ -139,6 +139,8 @@ class Catalog:
             names = [DEFAULT] if partition is None else [DEFAULT, partition]
             await store.make_partitions(tx, name, [uuid4() for _ in names], names, now)
             queue = await store.lock_queue(tx, name)
+            if queue is None:
+                raise Conflict("the queue was deleted in this moment", hint="try again")
             kept = msgspec.to_builtins(queue.options)
             if partition is not None:
                 await store.change_partition(tx, queue.queue_no, partition, changes)
@@ -157,7 +159,7 @@ class Catalog:
             log.info("encryption.enabled", queue=name)
         default = await self.partition(name, DEFAULT)
         if default is None:
-            raise InvalidArgument("the queue was deleted meanwhile")
+            raise Conflict("the queue was deleted in this moment", hint="try again")
         return Configured(queue, default, msgspec.convert(effective, Options))
 
     def forget_queue(self, name: str) -> None:

@@ -93,7 +93,7 @@ class Claims:
         with ready.waiting() as waiter:
             while True:
                 at = time_.now()
-                if ready.wants_look or not self._news.holds(ready.mark):
+                if ready.look_is_due() or not self._news.holds(ready.mark):
                     await self._look(ready, request, began, at)
                 delivery = await self._attempt(ready, request, began, at)
                 left = wait - time_.passed()
@@ -132,8 +132,8 @@ class Claims:
     async def _joined(
         self, ready: Ready, queue: Queue, request: PopRequest, began: datetime, now: datetime
     ) -> int | None:
-        """The number of the request's consumer group in a queue. A queue that was made while the request waits is new as a
-        whole."""
+        """The number of the request's consumer group in a queue. Of a queue that was made while the request waits, all
+        messages are new."""
         mode = "all" if queue.created_at >= began else request.mode
         from_at = None if queue.created_at >= began else request.from_at
         group_no = await self._catalog.joined(queue, request.group, mode, from_at, now)
@@ -195,7 +195,7 @@ class Claims:
     async def _give_back(self, claim: _Claim, claimed: _Claimed) -> None:
         """Ends the lease in each partition: one message that is to be tried again ends it."""
         partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
-        firsts = {partition_no: row for partition_no, row in reversed(claimed.messages)}
+        firsts = dict(reversed(claimed.messages))
         acks = [
             Ack(
                 transaction_id=_messages(partitions[partition_no], row)[0].transaction_id,

@@ -12,8 +12,8 @@ _EPOCH_BYTES = 8
 
 
 class HotNews:
-    """Numbers each piece of news and publishes it. Numbers of one epoch count on; after the hot tier lost its data there
-    is another epoch."""
+    """Numbers each piece of news and publishes it. Numbers of an epoch count on; a hot tier that lost its data begins
+    another epoch."""
 
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot

@@ -106,7 +106,7 @@ class PushResult(msgspec.Struct, frozen=True):
 
 
 class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages a consumer asks for: those of a queue, of one of its partitions, or of the queues of a namespace and
+    """What a consumer asks for: messages of a queue, of one of its partitions, or of the queues of a namespace and
     task."""
 
     queue: str | None = None

@@ -1,8 +1,8 @@
-"""News of partitions that may have messages to deliver: told in the own process directly, to the others over the hot tier.
+"""News of partitions that may have messages to deliver: told directly in the own process, to others over the hot tier.
 
-A pop that begins after a push was answered must see its message, also in another process, whose news may still be on the
-way. So news is numbered, and a pop that knows of no message asks for the newest number: if this process has heard all up to
-it, there is none.
+A pop that begins after a push was answered must see its message, also in another process, which the news may not
+have reached yet. So news is numbered, and a pop that knows of no message asks for the newest number: if this process has
+heard all news up to it, no message waits.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class News:
         return self._wake.stopping
 
     async def tell(self, partitions: Iterable[Partition]) -> None:
-        """Tells that these partitions may have messages to deliver. What is told while other news is being published goes
-        out together after it. A hot tier that is away is no error: then other processes look themselves."""
+        """Tells that these partitions may have messages to deliver. News that comes while other news is published is
+        published together after it. If the hot tier is away, other processes look at the ledger themselves."""
         for partition in partitions:
             told = _told(partition)
             self._tell(told)
@@ -103,8 +103,8 @@ class News:
         return epoch == self._epoch
 
     async def mark(self) -> str | None:
-        """Where this process is in the news: what is read from the ledger after this call, with the news that comes from
-        then on, is all there is. None while news may be missed."""
+        """Where this process is in the news: what the ledger has after this call, and news from then on, is complete. None
+        while news may be missed."""
         if self._wake.heard_since(TOPIC) is None:
             return None
         if not self._epoch:

@@ -1,9 +1,10 @@
-"""The partitions that may have messages for a consumer group, as this process knows. The ledger decides what a pop gets;
-this only says where to look."""
+"""The partitions that may have messages for a consumer group, as far as this process knows. It says where a pop looks;
+the ledger decides what it gets."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from angelia.queues.news import Told
 from angelia.stores.wake import RECHECK_SECONDS
 
 _LOOK_SHARE = 50  # a look at the ledger may take one part in so many of the time
-_IDLE_SECONDS = 600.0
+_SCOPES = 10_000  # as many are remembered before those that are not in use are forgotten
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -50,16 +51,16 @@ class Ready:
         self.groups: dict[str, int] = {}  # the numbers of the consumer group, by queue
         self.mark: str | None = None  # where the news was when the ledger was looked at
         self.looking = asyncio.Lock()
-        self.used_at = time.monotonic()
         self._now: dict[int, Place] = {}
         self._later: dict[int, tuple[datetime, Place]] = {}
+        self._due: list[tuple[datetime, int]] = []  # a heap of these times; some of them are outdated
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.looked_at = 0.0  # when the last look began
         self._next_look = 0.0
 
     @property
-    def idle(self) -> bool:
-        return not self._waiters and time.monotonic() - self.used_at > _IDLE_SECONDS
+    def waited_for(self) -> bool:
+        return any(not waiter.done() for waiter in self._waiters)
 
     def add(self, partition_no: int, place: Place, until: datetime | None = None) -> None:
         """A partition may have messages, now or at that time. One waiting request is told."""
@@ -69,13 +70,13 @@ class Ready:
             self.wake_one()
         elif partition_no not in self._now:
             self._later[partition_no] = (until, place)
+            heapq.heappush(self._due, (until, partition_no))
 
     def take(self, most: int, now: datetime) -> list[tuple[int, Place]]:
-        """Takes partitions to look at, those of queues with higher priority first. What comes of it is told by `add`."""
-        for partition_no, (until, place) in list(self._later.items()) if self._later else ():
-            if until <= now:
-                del self._later[partition_no]
-                self._now[partition_no] = place
+        """Takes partitions to look at, those of queues with higher priority first. `add` puts them back."""
+        while (due := self._next_due()) is not None and due <= now:
+            partition_no = heapq.heappop(self._due)[1]
+            self._now[partition_no] = self._later.pop(partition_no)[1]
         if self.scope.queue is None:
             by_priority = sorted(self._now.items(), key=lambda one: -one[1].priority)
             taken = by_priority[:most]
@@ -91,10 +92,13 @@ class Ready:
         self.mark, self.looked_at = mark, began
         self._next_look = now + max(RECHECK_SECONDS, (now - began) * _LOOK_SHARE)
 
-    @property
-    def wants_look(self) -> bool:
-        """Whether it is time to look at the ledger again: news may have been lost with a process."""
-        return time.monotonic() >= self._next_look
+    def look_is_due(self) -> bool:
+        """Whether it is time to look at the ledger again: news may have been lost with a process. One caller is told
+        so."""
+        due = time.monotonic() >= self._next_look
+        if due:
+            self._next_look = time.monotonic() + RECHECK_SECONDS
+        return due
 
     def forget(self) -> None:
         """The ledger is to be looked at again."""
@@ -115,9 +119,17 @@ class Ready:
 
     def pause(self, now: datetime) -> float:
         """How long a request may wait before it looks again by itself."""
-        due = min((until for until, _ in self._later.values()), default=None)
+        due = self._next_due()
         seconds = max(0.0, self._next_look - time.monotonic())
         return seconds if due is None else min(seconds, max(0.001, (due - now).total_seconds()))
+
+    def _next_due(self) -> datetime | None:
+        while self._due:
+            until, partition_no = self._due[0]
+            if self._later.get(partition_no, (None, None))[0] == until:
+                return until
+            heapq.heappop(self._due)
+        return None
 
     def wake_one(self) -> None:
         while self._waiters:
@@ -158,14 +170,15 @@ class Readiness:
     def __init__(self) -> None:
         self._ready: dict[Scope, Ready] = {}
         self._by_queue: dict[str | None, list[Ready]] = {}
+        self._most = _SCOPES
 
     def of(self, scope: Scope) -> Ready:
         known = self._ready.get(scope)
         if known is None:
-            self._drop_idle()
+            if len(self._ready) >= self._most:
+                self._drop_idle()
             known = self._ready[scope] = Ready(scope)
             self._by_queue.setdefault(scope.queue, []).append(known)
-        known.used_at = time.monotonic()
         return known
 
     def tell(self, told: Told) -> None:
@@ -180,9 +193,11 @@ class Readiness:
             ready.wake_all()
 
     def _drop_idle(self) -> None:
-        for scope in [scope for scope, ready in self._ready.items() if ready.idle]:
+        """Forgets scopes that no request waits for; they are looked up again when they are used."""
+        for scope in [scope for scope, ready in self._ready.items() if not ready.waited_for]:
             ready = self._ready.pop(scope)
             others = self._by_queue[scope.queue]
             others.remove(ready)
             if not others:
                 del self._by_queue[scope.queue]
+        self._most = max(_SCOPES, 2 * len(self._ready))

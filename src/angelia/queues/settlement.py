@@ -21,8 +21,8 @@ _ERRORS = {"not_found": "Message not found", "lease": "Invalid or expired lease"
 
 @dataclass(slots=True)
 class Part:
-    """Acknowledgments of one request that are about one cursor and one lease. They are settled together: a batch in which
-    all messages failed counts as one attempt."""
+    """Acknowledgments of one request for one cursor and one lease. They are settled together: a batch in which all
+    messages failed counts as one attempt."""
 
     partition: Partition
     group_no: int
@@ -78,7 +78,7 @@ class Settlement:
         return list(parts.values())
 
     async def told(self, parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> None:
-        """Counts what was settled, and tells consumers of partitions whose lease ended, if they have further messages."""
+        """Counts what was settled, and tells consumers of partitions with further messages whose lease ended."""
         freed = []
         for part, told in zip(parts, rows, strict=True):
             taken = [ack.status for ack, row in zip(part.acks, told, strict=True) if row["outcome"] == "ok"]

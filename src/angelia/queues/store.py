@@ -52,10 +52,9 @@ async def make_partitions(tx: Tx, queue: str, ids: Sequence[UUID], names: Sequen
     await tx.execute(SQL["make_partitions"], queue, ids, names, now)
 
 
-async def lock_queue(tx: Tx, name: str) -> Queue:
+async def lock_queue(tx: Tx, name: str) -> Queue | None:
     row = await tx.fetchrow(SQL["lock_queue"], name)
-    assert row is not None, "it was made in this transaction, or held"
-    return queue_of(row)
+    return None if row is None else queue_of(row)
 
 
 async def change_queue(tx: Tx, queue_no: int, namespace: str, task: str, options: dict[str, Any]) -> Queue:
