@@ -233,6 +233,7 @@ async def test_nothing_to_deliver_is_204(wire):
     assert await wire.pop() is not None
     assert await wire.pop() is None  # leased
     assert await wire.pop("", namespace="nowhere") is None
+    assert (await wire.server.get("/api/v1/pop")).status_code == 400
 
 
 async def test_a_partition_is_leased_to_one_consumer_of_a_group_at_a_time(wire):

@@ -22,6 +22,7 @@ class JwtVerifier:
     def __init__(self, settings: Settings) -> None:
         self._issuer = settings.jwt_issuer
         self._audience = settings.jwt_audience
+        self._audience_optional = settings.jwt_audience_optional
         self._secret = settings.jwt_secret
         self._pem: str | None = None
         self._jwks = jwt.PyJWKClient(settings.jwt_jwks_url, timeout=5) if settings.jwt_jwks_url else None
@@ -55,14 +56,16 @@ class JwtVerifier:
             key, algorithms = await asyncio.to_thread(self._jwks.get_signing_key_from_jwt, token), _ASYMMETRIC
         else:
             raise jwt.InvalidAlgorithmError("no key is configured for this algorithm")
+        # One that names an audience must name ours, also where none need be named.
+        optional = self._audience_optional and "aud" not in jwt.decode(token, options={"verify_signature": False})
         return jwt.decode(
             token,
             key,
             algorithms=algorithms,
-            audience=self._audience,
+            audience=None if optional else self._audience,
             issuer=self._issuer,
             leeway=_LEEWAY_SECONDS,
-            options={"require": ["exp", "aud"]},
+            options={"require": ["exp"] if optional else ["exp", "aud"]},
         )
 
 

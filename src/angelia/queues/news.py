@@ -1,8 +1,8 @@
 """News of partitions that may have messages to deliver: told directly in the own process, to others over the hot tier.
 
 A pop that begins after a push was answered must see its message, also in another process, which the news may not
-have reached yet. So news is numbered, and a pop that knows of no message asks for the newest number: if this process has
-heard all news up to it, no message waits.
+have reached yet. So news is numbered, and a pop that knows of no message asks for the newest number: if this process
+has heard all news up to it, no message waits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from angelia.stores.wake import Wake, wake_topic
 
 TOPIC = wake_topic("queues", "all")
 _CATCH_UP_SECONDS = 0.05
+_RETRY_SECONDS = 0.5
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +58,7 @@ class News:
         self._arrived = asyncio.Event()
         self._unpublished: dict[Told, None] = {}
         self._publishing: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
 
     def follow(self, listener: Listener) -> None:
         self._listener = listener
@@ -68,7 +70,7 @@ class News:
 
     async def tell(self, partitions: Iterable[Partition]) -> None:
         """Tells that these partitions may have messages to deliver. News that comes while other news is published is
-        published together after it. If the hot tier is away, other processes look at the ledger themselves."""
+        published together after it. If the hot tier is away, it is published when it is back."""
         for partition in partitions:
             told = _told(partition)
             self._tell(told)
@@ -85,8 +87,22 @@ class News:
         try:
             mark = await self._hot.publish(TOPIC, self._wake.tagged(), msgspec.msgpack.encode(news))
         except Unavailable:
+            self._unpublished = dict.fromkeys(news) | self._unpublished
+            if self._retry is None and not self._wake.stopping:
+                self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._publish_again)
             return
         self._note(*mark)
+
+    def _publish_again(self) -> None:
+        self._retry = None
+        if self._unpublished and (self._publishing is None or self._publishing.done()):
+            self._publishing = asyncio.create_task(self._publish())
+
+    async def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._publishing is not None:
+            await self._publishing
 
     async def caught_up(self) -> bool:
         """Whether this process has heard all news that was told before this call."""
@@ -100,11 +116,13 @@ class News:
                     await self._arrived.wait()
         except (Unavailable, TimeoutError):
             return False
-        return epoch == self._epoch
+        if epoch != self._epoch:
+            self._epoch = ""  # the hot tier lost its data; the next look begins with what it has now
+        return bool(self._epoch)
 
     async def mark(self) -> str | None:
-        """Where this process is in the news: what the ledger has after this call, and news from then on, is complete. None
-        while news may be missed."""
+        """Where this process is in the news: what the ledger has after this call, and news from then on, is complete.
+        None while news may be missed."""
         if self._wake.heard_since(TOPIC) is None:
             return None
         if not self._epoch:

@@ -62,6 +62,12 @@ def routes(
         queue, partition = check_name(call.path("queue"), "queue"), check_name(call.path("partition"), "partition")
         return await pop(call, queue=queue, partition=partition)
 
+    async def pop_any(call: Call) -> Answer:
+        asked = Asked(call)
+        if asked.text("namespace") is None and asked.text("task") is None:
+            raise InvalidArgument("namespace or task is required", hint="or name a queue: /api/v1/pop/queue/QUEUE")
+        return await pop(call)
+
     async def pop(call: Call, queue: str | None = None, partition: str | None = None) -> Answer:
         asked = Asked(call)
         if asked.flag("conflation"):
@@ -71,7 +77,7 @@ def routes(
         delivery = await claims.pop(request, call.now, wait)
         if delivery is None:
             return Answer(204)
-        autopilot = api.Autopilot(request.partitions, request.batch, int(wait * 1000))
+        autopilot = api.Autopilot(request.partitions, request.batch, 0)
         return Answer(body=_popped(delivery, autopilot if asked.flag("autopilot") else msgspec.UNSET))
 
     async def ack(call: Call) -> Answer:
@@ -137,7 +143,7 @@ def routes(
         Route(api.PUSH, push),
         Route(api.POP, pop_queue),
         Route(api.POP_PARTITION, pop_partition),
-        Route(api.POP_ANY, pop),
+        Route(api.POP_ANY, pop_any),
         Route(api.ACK, ack),
         Route(api.ACK_BATCH, ack_batch),
         Route(api.EXTEND, extend),

@@ -44,3 +44,4 @@ class QueuesSlice:
         await self.claims.close()
         await self.settlement.close()
         await self.pushes.close()
+        await self.news.close()
