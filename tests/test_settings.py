@@ -249,6 +249,10 @@ def test_contexts_cannot_be_told_by_a_variable(tmp_path: Path) -> None:
         ("audit_witness", "checkpoints"),
         ("audit_witness", "https://angelia.example"),
         ("audit_witness", "ftp://:token@angelia.example"),
+        ("queue_encryption_key", "a1" * 31),
+        ("queue_encryption_key", "a1" * 33),
+        ("queue_encryption_key", "x1" * 32),
+        ("queue_encryption_key", "a1" * 31 + "\u0661\u0662"),
         ("limits", "register"),
         ("limits", "register=,who=off"),
     ],
@@ -256,6 +260,20 @@ def test_contexts_cannot_be_told_by_a_variable(tmp_path: Path) -> None:
 def test_a_bad_value_names_the_setting_and_where_it_came_from(tmp_path: Path, name: str, value: str) -> None:
     error = refusal(tmp_path, environ={variable(name): value})
     assert error.message.startswith(f"{name} from {variable(name)}: ")
+
+
+def test_a_refused_key_is_not_repeated_in_the_refusal(tmp_path: Path) -> None:
+    error = refusal(tmp_path, environ={"ANGELIA_QUEUE_ENCRYPTION_KEY": "5ec2e7" * 10})
+    assert "5ec2e7" not in error.message + error.hint
+    assert "64 hex characters" in error.message
+
+
+def test_the_key_of_queues_is_read_from_hex_of_either_case(tmp_path: Path) -> None:
+    assert loaded(tmp_path).settings.queue_key is None
+    for text in ("0aff" * 16, "0AfF" * 16):
+        found = loaded(tmp_path, environ={"ANGELIA_QUEUE_ENCRYPTION_KEY": f" {text}\n"})
+        assert found.settings.queue_key == b"\x0a\xff" * 16
+        assert shown(found)["queue_encryption_key"] == "***"
 
 
 @pytest.mark.parametrize(

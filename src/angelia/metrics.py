@@ -77,6 +77,16 @@ ROOM_MESSAGES = Counter("angelia_room_messages_total", "Messages posted in rooms
 ROOM_SEARCHES = Counter("angelia_room_searches_total", "Searches for messages of rooms")
 ROOM_ENTRIES_SWEPT = Counter("angelia_room_entries_swept_total", "Expired entries of rooms that were removed")
 ROOM_INDEX_BYTES = _LatestGauge("angelia_room_index_bytes", "Size of the index by which messages of rooms are found")
+QUEUE_ENCRYPTION_SECONDS = Histogram(
+    "angelia_queue_encryption_seconds",
+    "Time to encrypt the payloads of one chunk of messages",
+    buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.25),
+)
+QUEUE_ENCRYPTION_ERRORS = Counter(
+    "angelia_queue_encryption_errors_total",
+    "Payloads of queues that could not be decrypted, and times that no key was there to encrypt them",
+    ["operation"],
+)
 DMS_SENT = Counter("angelia_dms_sent_total", "Direct messages taken from senders")
 CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")
 PIPELINE_WAITING = _LatestGauge(

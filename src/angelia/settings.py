@@ -58,6 +58,11 @@ _RULES: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         "is an absolute path, or another node as https://:TOKEN@host",
     ),
     (
+        "queue_encryption_key",
+        re.compile(r"[0-9a-fA-F]{64}").fullmatch,
+        "must have exactly 64 hex characters, such as `openssl rand -hex 32` prints",
+    ),
+    (
         "lake",
         re.compile(r"/|file:///|s3://[^/?]").match,
         "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name",
@@ -110,6 +115,9 @@ class Settings:
     redis_url: str | None = setting(None, "Valkey or Redis to use instead of our own", secret=True, env="REDIS_URL")
     postgres_bin: Path | None = setting(None, "directory of PostgreSQL binaries to use instead of the wheel's")
     master_key_file: Path | None = setting(None, "the master key's file, if not master.key in the data directory")
+    queue_encryption_key: str | None = setting(
+        None, "the key of encrypted queues, 64 hex characters, instead of a data key under the master key", secret=True
+    )
     database_pool: int = setting(10, "ledger connections per process")
     redis_pool: int = setting(10, "hot-tier connections per process")
     log_level: str = setting("info", "debug, info, warning or error")
@@ -168,6 +176,10 @@ class Settings:
     def lake_root(self) -> str:
         """The path or URL of the archive: the setting, or else a directory in the data directory."""
         return self.lake or str(self.data_dir.expanduser().resolve() / "lake")
+
+    @property
+    def queue_key(self) -> bytes | None:
+        return None if self.queue_encryption_key is None else bytes.fromhex(self.queue_encryption_key)
 
     @property
     def jwt_enabled(self) -> bool:

@@ -443,3 +443,24 @@ def test_an_agent_whose_first_pair_is_gone_claims_no_handle_in_vain(alice: Angel
     assert errors(refused) == (1, "conflict")
     assert refused.err.splitlines()[1] == "hint: make another agent: angelia agent new NAME --register"
     assert server.seen == []
+
+
+def test_operators_replace_a_data_key_of_the_server(server: Recorder, angelia: Angelia) -> None:
+    made = {"purpose": "queue", "key_id": "5d1e9c1e-6d7a-4b58-9d6f-0d4f3f0c6a11"}
+    server.tell("POST", "/v1/keys/data/queue/rotate", made, status=201)
+    ended = angelia("key", "rotate-data", "queue")
+    assert ended == Ended(0, f"the data key of queue is now {made['key_id']}\n", "")
+    assert server.seen[0].headers["authorization"] == "Bearer agt_operator"
+    assert state_of(angelia("key", "rotate-data", "queue", "--json")) == made
+
+
+def test_a_data_key_is_named_by_what_it_encrypts(server: Recorder, angelia: Angelia) -> None:
+    from angelia.cli.key import rotate_data
+    from angelia.keys.model import DataKeyPurpose
+
+    refused = angelia("key", "rotate-data", "mail")
+    assert refused.code == 2
+    assert "'queue', 'grace_period_keys'" in refused.err
+    (purpose,) = (one for one in rotate_data.params if one.name == "purpose")
+    assert set(purpose.type.choices) == set(DataKeyPurpose)  # type: ignore[attr-defined]
+    assert server.seen == []

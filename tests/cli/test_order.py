@@ -160,6 +160,7 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         policy add deny send --subject {ann}-3 --object {ben}-3
         policy check send --subject {ann}-3 --object {ben}-3
         policy remove {id_}
+        key rotate-data queue
         audit show -n 1
         audit verify
         config show -v

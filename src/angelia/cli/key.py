@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # The width of `fingerprint`, so that all facts about an agent stand in one column.
 FACTS = 11
 _SUITES = {1: "ML-KEM-768", 2: "X-Wing", 4: "channels"}
+_PURPOSES = ("queue", "grace_period_keys")  # of the model, which takes longer to load than a command's help
 _file = click.Path(path_type=Path, dir_okay=False)
 
 command = Noun("key", "publish, show, rotate, revoke and pin keys")
@@ -187,6 +188,17 @@ def pin(session: CommandContext, name: str, file: Path | None, fingerprint: str 
         session.out.note("believed at first use; when its owner has told you the same, add --fingerprint F")
     if before is not None and before.fingerprint != found and pinned.trusted_by.value == "operator":
         session.out.note(f"next: its mail is opened again after `angelia mail allow {handle}`")
+
+
+@command.verb(name="rotate-data", example="angelia key rotate-data queue", needs=Needs.SERVER | Needs.OPERATOR)
+@click.argument("purpose", metavar="PURPOSE", type=click.Choice(_PURPOSES))
+def rotate_data(session: CommandContext, purpose: str) -> None:
+    """Replace a data key of the server, which encrypts what it stores.
+
+    PURPOSE is queue, for the payloads of encrypted queues, or grace_period_keys. What the old key
+    encrypted stays readable. Within a minute all processes of the server use the new one."""
+    made = session.as_operator().keys.rotate_data_key(purpose)
+    session.out.done(made, f"the data key of {made.purpose} is now {made.key_id}")
 
 
 def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from angelia.api import PageQuery
 from angelia.client import channel_signing, key_calls, peer_keys
 from angelia.client.namespaces import Mode, Namespace, Verb
-from angelia.client.operation_requests import naming_and_asking, plain
+from angelia.client.operation_requests import naming, naming_and_asking, plain
 from angelia.keys import api as keys
 
 
@@ -25,6 +25,7 @@ class KeyVerbs(Namespace[Mode]):
     put_schedule = Verb(key_calls.put_schedule)
     remove_schedule = Verb(key_calls.remove_schedule)
     report_rotation = Verb(naming_and_asking(keys.REPORT_ROTATION, keys.RotatedBody))
+    rotate_data_key = Verb(naming(keys.ROTATE_DATA_KEY))
     publish = Verb(channel_signing.publish_keys)
     rotate = Verb(channel_signing.rotate_keys)
     emergency_rotate = Verb(channel_signing.emergency_rotate_keys)

@@ -40,6 +40,7 @@ STATUS = {
     "queue_full": 429,
     "internal": 500,
     "unavailable": 503,
+    "encryption_unavailable": 503,
     "disk_full": 507,
     "deadline_exceeded": 504,
 }

@@ -13,6 +13,7 @@ from angelia.keys.model import (
     ONE_TIME_BATCH,
     BundleAnswer,
     BundleDocument,
+    DataKeyPurpose,
     LinkDocument,
     OneTimeKeyDocument,
     Reason,
@@ -171,6 +172,13 @@ class NodeRecord(msgspec.Struct, frozen=True):
     signed: SignedHead | None
 
 
+class DataKeyAnswer(msgspec.Struct, frozen=True):
+    """The new data key of a purpose. The key itself never leaves the server."""
+
+    purpose: DataKeyPurpose
+    key_id: UUID
+
+
 _AGENT = {"agent": "The agent's handle or id"}
 _PEER = {"peer": "The handle or id of the agent that the keys are for"}
 
@@ -220,5 +228,10 @@ REMOVE_SCHEDULE = Operation(
 REPORT_ROTATION = Operation(
     TAG, "POST", "/v1/schedules/{peer}/rotated", Access.AGENT, "Report a new key for a schedule", ScheduleRecord,
     body=RotatedBody, parameters=_PEER, rule=WRITE_RULE,
+)  # fmt: skip
+ROTATE_DATA_KEY = Operation(
+    TAG, "POST", "/v1/keys/data/{purpose}/rotate", Access.ADMIN,
+    "Replace a data key of the server; what the old one encrypted stays readable", DataKeyAnswer,
+    statuses=(201,), parameters={"purpose": f"What it encrypts: {' or '.join(DataKeyPurpose)}"}, repeatable=False,
 )  # fmt: skip
 NODE = Operation(TAG, "GET", "/v1/node", Access.ANYONE, "The node's public key", NodeRecord)

@@ -22,6 +22,9 @@ UPDATE data_keys SET active = false WHERE purpose = $1 AND active
 INSERT INTO data_keys (purpose, key_id, wrapped_key, master_key_id, active, created_at)
 VALUES ($1, $2, $3, $4, true, $5) RETURNING pg_current_xact_id()::text
 
+-- name: reserve
+UPDATE data_keys SET used = used + $2 WHERE key_id = $1 AND active AND used + $2 <= $3 RETURNING true
+
 -- name: rewrap
 UPDATE data_keys d SET wrapped_key = n.wrapped_key, master_key_id = $3
 FROM unnest($1::uuid[], $2::bytea[]) AS n (key_id, wrapped_key) WHERE d.key_id = n.key_id

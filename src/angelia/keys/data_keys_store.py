@@ -60,5 +60,11 @@ async def add(tx: Tx, key: WrappedKey, now: datetime) -> str:
     return made_by
 
 
+async def reserve(tx: Tx, key_id: UUID, uses: int, most: int) -> bool:
+    """Counts encryptions before they happen. False if the key would pass `most`, or is not active any more."""
+    found: bool | None = await tx.fetchval(SQL["reserve"], key_id, uses, most)
+    return found is not None
+
+
 async def rewrap(tx: Tx, keys: Sequence[WrappedKey], wrapped: Sequence[bytes], master_key_id: str) -> None:
     await tx.execute(SQL["rewrap"], [key.key_id for key in keys], wrapped, master_key_id)

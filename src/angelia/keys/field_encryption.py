@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -14,17 +15,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from angelia.audit.model import Detail
 from angelia.audit.service import event, record
-from angelia.errors import StartFailed, Unavailable
+from angelia.errors import StartFailed
 from angelia.keys import data_keys_store as store
 from angelia.keys import master_key as master
 from angelia.keys.data_keys_store import WrappedKey
-from angelia.keys.master_key import KEY_BYTES, NONCE_BYTES, TAG_BYTES, CorruptRecord, KeyProvider
+from angelia.keys.master_key import KEY_BYTES, NONCE_BYTES, TAG_BYTES, CorruptRecord, KeyProvider, KeyRefused
 from angelia.stores.ledger import Ledger, Tx
 
 # How long a process may go on encrypting with a data key that has been replaced.
 ACTIVE_FOR = timedelta(seconds=60)
 _ID_BYTES = 16
-_HEAD_BYTES = _ID_BYTES + NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,45 @@ class FieldPlace:
     column: str
 
     def bound(self) -> bytes:
-        return _with_lengths(self.table.encode(), self.row, self.column.encode())
+        return with_lengths(self.table.encode(), self.row, self.column.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A key in the clear, for records whose key id is stored beside them. Its calls ask no store, so a whole batch is
+    encrypted or decrypted without an await."""
+
+    key_id: UUID
+    cipher: AESGCM = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, key_id: UUID, key: bytes) -> DataKey:
+        return cls(key_id, AESGCM(key))
+
+    def encrypt_batch(self, bound: Iterable[bytes], plaintexts: Sequence[bytes]) -> list[bytes]:
+        """Returns nonce, ciphertext and tag of each plaintext, bound to the bytes of the same place in `bound`."""
+        drawn, encrypt = os.urandom(NONCE_BYTES * len(plaintexts)), self.cipher.encrypt
+        nonces = (drawn[at : at + NONCE_BYTES] for at in range(0, len(drawn), NONCE_BYTES))
+        return [
+            nonce + encrypt(nonce, plaintext, place)
+            for nonce, plaintext, place in zip(nonces, plaintexts, bound, strict=True)
+        ]
+
+    def decrypt(self, bound: bytes, sealed: bytes) -> bytes:
+        """Raises CorruptRecord if the ciphertext is damaged, of another key, or bound to other bytes."""
+        if len(sealed) < NONCE_BYTES + TAG_BYTES:
+            raise CorruptRecord
+        try:
+            return self.cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
+        except InvalidTag:
+            raise CorruptRecord from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Active:
     """The active data key of a purpose, as it was read at a time."""
 
-    key_id: bytes
-    cipher: AESGCM
+    key: DataKey
     seen: datetime
 
 
@@ -53,45 +83,42 @@ class Fields:
 
     def __init__(self, provider: KeyProvider) -> None:
         self._provider = provider
-        self._ciphers: dict[bytes, AESGCM] = {}
+        self._keys: dict[UUID, DataKey] = {}
         self._active: dict[str, _Active] = {}
         # The data keys made here, with the transaction that made each, which may still roll back.
-        self._made: dict[bytes, str] = {}
+        self._made: dict[UUID, str] = {}
 
     async def encrypt(self, tx: Tx, purpose: str, place: FieldPlace, plaintext: bytes, now: datetime) -> bytes:
         """Returns data key id, nonce, ciphertext and tag. Makes the purpose's first data key in this transaction."""
-        active = self._active.get(purpose)
-        if active is None or abs(now - active.seen) >= ACTIVE_FOR:
-            active = await self._look_up_active(tx, purpose, now)
-        nonce = os.urandom(NONCE_BYTES)
-        return active.key_id + nonce + active.cipher.encrypt(nonce, plaintext, place.bound())
+        key = self.known_active(purpose, now) or await self.active(tx, purpose, now)
+        (sealed,) = key.encrypt_batch([place.bound()], [plaintext])
+        return key.key_id.bytes + sealed
 
     async def decrypt(self, tx: Tx, place: FieldPlace, sealed: bytes) -> bytes:
         """Returns the plaintext of a field. Raises CorruptRecord if the ciphertext is damaged or of another field."""
-        if len(sealed) < _HEAD_BYTES + TAG_BYTES:
+        if len(sealed) < _ID_BYTES + NONCE_BYTES + TAG_BYTES:
             raise CorruptRecord
-        cipher = self._ciphers.get(sealed[:_ID_BYTES])
-        if cipher is None:
-            key = await store.by_id(tx, UUID(bytes=sealed[:_ID_BYTES]))
+        key = await self.by_id(tx, UUID(bytes=sealed[:_ID_BYTES]))
+        return key.decrypt(place.bound(), sealed[_ID_BYTES:])
+
+    async def by_id(self, tx: Tx, key_id: UUID) -> DataKey:
+        """A data key, active or not. Raises CorruptRecord if there is none of that id, or it is damaged."""
+        found = self._keys.get(key_id)
+        if found is None:
+            key = await store.by_id(tx, key_id)
             if key is None:
                 raise CorruptRecord
-            cipher = self._unwrapped(key)
-        try:
-            return cipher.decrypt(sealed[_ID_BYTES:_HEAD_BYTES], sealed[_HEAD_BYTES:], place.bound())
-        except InvalidTag:
-            raise CorruptRecord from None
+            found = self._unwrapped(key)
+        return found
 
-    async def rotate_data_key(self, tx: Tx, purpose: str, now: datetime) -> UUID:
-        """Makes a new active data key and returns its id. Fields encrypted by older ones stay readable.
+    def known_active(self, purpose: str, now: datetime) -> DataKey | None:
+        """The active data key of a purpose, if the ledger was asked for it within ACTIVE_FOR."""
+        active = self._active.get(purpose)
+        return None if active is None or abs(now - active.seen) >= ACTIVE_FOR else active.key
 
-        A purpose needs a new one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
-        """
-        await store.lock(tx)
-        key_id = await self._make(tx, purpose, now)
-        self._active.pop(purpose, None)
-        return key_id
-
-    async def _look_up_active(self, tx: Tx, purpose: str, now: datetime) -> _Active:
+    async def active(self, tx: Tx, purpose: str, now: datetime) -> DataKey:
+        """The active data key of a purpose by the ledger. The first one is made in this transaction, so only what is
+        committed with it, or later, may be encrypted by it."""
         found = await store.active(tx, purpose)
         if found is None:
             await store.lock(tx)
@@ -101,14 +128,27 @@ class Fields:
             await self._make(tx, purpose, now)
             found = await store.active(tx, purpose)
             assert found is not None
-        key, xid = found
-        active = _Active(key.key_id.bytes, self._unwrapped(key), now)
+        row, xid = found
+        key = self._unwrapped(row)
         # Remembered only when committed: after a roll-back, fields encrypted by this key could never be read.
-        made_by = self._made.get(active.key_id)
+        made_by = self._made.get(key.key_id)
         if made_by is None or made_by != xid:
-            self._made.pop(active.key_id, None)
-            self._active[purpose] = active
-        return active
+            self._made.pop(key.key_id, None)
+            self._active[purpose] = _Active(key, now)
+        return key
+
+    async def rotate_data_key(self, tx: Tx, purpose: str, now: datetime, by: str = "angelia") -> UUID:
+        """Makes a new active data key and returns its id. Fields encrypted by older ones stay readable.
+
+        A purpose needs a new one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
+        """
+        await store.lock(tx)
+        before = await store.active(tx, purpose)
+        key_id = await self._make(tx, purpose, now)
+        self._active.pop(purpose, None)
+        detail: Detail = {"from": None if before is None else str(before[0].key_id), "to": str(key_id)}
+        await record(tx, [event("data_key_rotated", now, actor=by, object=purpose, detail=detail)])
+        return key_id
 
     async def _make(self, tx: Tx, purpose: str, now: datetime) -> UUID:
         ours = self._provider.master_key_id()
@@ -116,16 +156,16 @@ class Fields:
             raise _foreign_master_key()
         key_id, data_key = uuid.uuid4(), os.urandom(KEY_BYTES)
         wrapped = self._provider.wrap(data_key, _context(purpose, key_id))
-        self._made[key_id.bytes] = await store.add(tx, WrappedKey(purpose, key_id, wrapped, ours), now)
+        self._made[key_id] = await store.add(tx, WrappedKey(purpose, key_id, wrapped, ours), now)
         return key_id
 
-    def _unwrapped(self, key: WrappedKey) -> AESGCM:
-        key_id = key.key_id.bytes
-        if key_id not in self._ciphers:
+    def _unwrapped(self, key: WrappedKey) -> DataKey:
+        found = self._keys.get(key.key_id)
+        if found is None:
             if key.master_key_id != self._provider.master_key_id():
                 raise _foreign_master_key()
-            self._ciphers[key_id] = AESGCM(_unwrap(self._provider, key))
-        return self._ciphers[key_id]
+            found = self._keys[key.key_id] = DataKey.of(key.key_id, _unwrap(self._provider, key))
+        return found
 
 
 async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate: bool) -> None:
@@ -187,15 +227,16 @@ def _unwrap(provider: KeyProvider, key: WrappedKey) -> bytes:
 
 
 def _context(purpose: str, key_id: UUID) -> bytes:
-    return _with_lengths(purpose.encode(), key_id.bytes)
+    return with_lengths(purpose.encode(), key_id.bytes)
 
 
-def _with_lengths(*parts: bytes) -> bytes:
+def with_lengths(*parts: bytes) -> bytes:
+    """Parts as one text that only these parts make, each with its length in two bytes."""
     return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
 
 
-def _foreign_master_key() -> Unavailable:
-    return Unavailable(
+def _foreign_master_key() -> KeyRefused:
+    return KeyRefused(
         "the data keys are wrapped by another master key than this server's",
         hint="give all servers of a ledger the same master key file, and start this one again",
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.errors import AngeliaError, StartFailed
+from angelia.errors import AngeliaError, StartFailed, Unavailable
 from angelia.stores.private_files import read_private, sync_directory, write_private
 
 KEY_BYTES = 32
@@ -24,8 +24,13 @@ class CorruptRecord(AngeliaError, code="corrupt_record"):
     """A stored record is damaged"""
 
 
+class KeyRefused(Unavailable):
+    """The master key does not serve this process"""
+
+
 class KeyProvider(Protocol):
-    """The holder of the master key, which need not hand it out: a hardware module fits these three calls."""
+    """The holder of the master key, which need not hand it out: a hardware module fits these three calls. Each raises
+    KeyRefused while the holder does not serve."""
 
     def master_key_id(self) -> str:
         """The id of the master key; it never changes and reveals nothing of the key."""

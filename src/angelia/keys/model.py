@@ -49,6 +49,13 @@ class KeyStatus(StrEnum):
     REVOKED = "revoked"
 
 
+class DataKeyPurpose(StrEnum):
+    """What the server's own data keys encrypt."""
+
+    GRACE_PERIOD_KEYS = "grace_period_keys"
+    QUEUE = "queue"
+
+
 class Reason(StrEnum):
     """Why keys were rotated."""
 

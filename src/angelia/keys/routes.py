@@ -11,10 +11,12 @@ import msgspec
 from angelia.api import AgentRow, Answer, Call, PageQuery, Role, Route, cursor_after, parse_cursor, uuid_of
 from angelia.envelope.bundles import OneTimeKey
 from angelia.envelope.json_form import strict_object
-from angelia.errors import Denied, InvalidArgument
+from angelia.errors import Denied, InvalidArgument, NotFound
 from angelia.keys import api
 from angelia.keys.bundle_succession import Emergency
+from angelia.keys.data_key_rotation import DataKeys
 from angelia.keys.model import (
+    DataKeyPurpose,
     LinkDocument,
     OneTimeKeyDocument,
     Reason,
@@ -36,8 +38,13 @@ class _Version(msgspec.Struct):
     revoked: list[UUID] = []
 
 
-def routes(keys: Keys, schedules: Schedules, node: NodeIdentity) -> list[Route]:
-    return [*_bundle_routes(keys), *_schedule_routes(keys, schedules), _node_route(node)]
+def routes(keys: Keys, schedules: Schedules, data_keys: DataKeys, node: NodeIdentity) -> list[Route]:
+    return [
+        *_bundle_routes(keys),
+        *_schedule_routes(keys, schedules),
+        _data_key_route(data_keys),
+        _node_route(node),
+    ]
 
 
 def _bundle_routes(keys: Keys) -> list[Route]:
@@ -151,6 +158,18 @@ def _schedule_routes(keys: Keys, schedules: Schedules) -> list[Route]:
         Route(api.REMOVE_SCHEDULE, remove_schedule),
         Route(api.REPORT_ROTATION, report_rotation),
     ]
+
+
+def _data_key_route(data_keys: DataKeys) -> Route:
+    async def rotate(call: Call) -> Answer:
+        named = call.path("purpose")
+        if named not in set(DataKeyPurpose):
+            raise NotFound("there is no data key of that name", hint=f"there are {', '.join(DataKeyPurpose)}")
+        purpose = DataKeyPurpose(named)
+        key_id = await data_keys.rotate(purpose, call.now, call.caller.known_as)
+        return Answer(201, api.DataKeyAnswer(purpose, key_id))
+
+    return Route(api.ROTATE_DATA_KEY, rotate)
 
 
 def _node_route(node: NodeIdentity) -> Route:

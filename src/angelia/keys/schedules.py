@@ -20,6 +20,7 @@ from angelia.keys.field_encryption import FieldPlace, Fields
 from angelia.keys.model import (
     DESTROY_AFTER,
     MOST_GRACE_KEYS,
+    DataKeyPurpose,
     GraceKey,
     KeyStatus,
     RotationDue,
@@ -31,7 +32,7 @@ from angelia.keys.service import Keys
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, encode_event, wake_topic
 
-PURPOSE = "grace_period_keys"
+PURPOSE = DataKeyPurpose.GRACE_PERIOD_KEYS
 _TICK_BATCH = 500
 _GRACE_KEYS = msgspec.json.Decoder(list[GraceKey])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from angelia.agents.slice import AgentsSlice
 from angelia.api import Route, Tick
 from angelia.keys import routes
+from angelia.keys.data_key_rotation import DataKeys
 from angelia.keys.field_encryption import Fields
 from angelia.keys.node_key import NodeIdentity
 from angelia.keys.schedules import Schedules
@@ -15,17 +16,20 @@ from angelia.stores.open_stores import Stores
 
 
 class KeysSlice:
-    """Key bundles, one-time keys, rotation schedules and the node's public key."""
+    """Key bundles, one-time keys, rotation schedules, data keys and the node's public key."""
 
     def __init__(
         self, stores: Stores, fields: Fields, node: NodeIdentity, agents: AgentsSlice, policy: PolicySlice
     ) -> None:
         self.keys = Keys(stores.ledger, HotBundles(stores.hot), agents.agents, policy.policy, stores.wake)
         self.schedules = Schedules(stores.ledger, self.keys, fields, stores.wake)
+        self.fields = fields
+        self.data_keys = DataKeys(stores.ledger, fields)
+        self.fields = fields
         self._node = node
 
     def routes(self) -> list[Route]:
-        return routes.routes(self.keys, self.schedules, self._node)
+        return routes.routes(self.keys, self.schedules, self.data_keys, self._node)
 
     def ticks(self) -> list[Tick]:
         keys = self.keys

@@ -1,0 +1,1 @@
+ALTER TABLE data_keys DROP COLUMN used;
