@@ -15,6 +15,7 @@ from angelia.audit import service as audit
 from angelia.errors import Conflict, InvalidArgument
 from angelia.queues import store
 from angelia.queues.model import DEFAULT, Options, Partition, Queue, changed_options, check_name, scope_of
+from angelia.queues.news import News
 from angelia.queues.payloads import EncryptionUnavailable, Payloads
 from angelia.stores.ledger import Ledger
 
@@ -35,9 +36,10 @@ class Configured(msgspec.Struct, frozen=True):
 class Catalog:
     """The queues of the ledger, as this process knows them."""
 
-    def __init__(self, ledger: Ledger, payloads: Payloads) -> None:
+    def __init__(self, ledger: Ledger, payloads: Payloads, news: News) -> None:
         self._ledger = ledger
         self._payloads = payloads
+        self._news = news
         self._partitions: dict[tuple[str, str], Partition] = {}
         self._by_id: dict[UUID, Partition] = {}
         self._by_no: dict[int, Partition] = {}
@@ -155,6 +157,7 @@ class Catalog:
             await audit.record(tx, [audit.event("queue_configured", now, actor=by, object=name, detail=detail)])
             effective = kept | changes if partition is not None else msgspec.to_builtins(queue.options)
         self.forget_queue(name)
+        await self._news.changed(queue)
         if changes.get("encryptionEnabled"):
             log.info("encryption.enabled", queue=name)
         default = await self.partition(name, DEFAULT)

@@ -17,7 +17,7 @@ from angelia.keys.master_key import CorruptRecord
 from angelia.queues import store
 from angelia.queues.activity import Activity
 from angelia.queues.catalog import Catalog
-from angelia.queues.model import Ack, ChunkIds, Delivery, Message, Partition, PopRequest, Queue
+from angelia.queues.model import Ack, AckStatus, ChunkIds, Delivery, Message, Partition, PopRequest, Queue
 from angelia.queues.news import News
 from angelia.queues.payloads import Payloads
 from angelia.queues.readiness import Place, Readiness, Ready, Scope
@@ -76,26 +76,28 @@ class Claims:
 
     async def pop(self, request: PopRequest, now: datetime, wait: float = 0.0) -> Delivery | None:
         """Claims messages; None if there are none, also not within `wait` seconds."""
-        began, time_ = now, RequestTime(now)
+        time_ = RequestTime(now)
         ready = self._readiness.of(
             Scope(request.group, request.queue, request.partition, request.namespace, request.task)
         )
         delivery = None
         if self._news.holds(ready.mark):
-            delivery = await self._attempt(ready, request, began, now)
+            delivery = await self._attempt(ready, request, now)
         if delivery is None:
             if not self._news.holds(ready.mark) or not await self._news.caught_up():
-                await self._look(ready, request, began, now)
-            delivery = await self._attempt(ready, request, began, now)
+                await self._look(ready, request, now)
+            delivery = await self._attempt(ready, request, now)
         if delivery is not None or wait <= 0 or self._news.stopping:
             return delivery
         about_to_wait()
+        # Of queues that are made from now on, all messages are new.
+        known = frozenset(ready.groups)
         with ready.waiting() as waiter:
             while True:
                 at = time_.now()
                 if ready.look_is_due() or not self._news.holds(ready.mark):
-                    await self._look(ready, request, began, at)
-                delivery = await self._attempt(ready, request, began, at)
+                    await self._look(ready, request, at, known)
+                delivery = await self._attempt(ready, request, at, known)
                 left = wait - time_.passed()
                 if delivery is not None or left <= 0 or self._news.stopping:
                     return delivery
@@ -105,7 +107,9 @@ class Claims:
         await self._commits.close()
         await asyncio.gather(*self._undoing)
 
-    async def _look(self, ready: Ready, request: PopRequest, began: datetime, now: datetime) -> None:
+    async def _look(
+        self, ready: Ready, request: PopRequest, now: datetime, known: frozenset[str] | None = None
+    ) -> None:
         """Asks the ledger which partitions have messages. Requests that come meanwhile share the answer."""
         asked_at = time.monotonic()
         async with ready.looking:
@@ -113,7 +117,7 @@ class Claims:
                 return
             started, mark = time.monotonic(), await self._news.mark()
             for queue in await self._queues(request):
-                group_no = await self._joined(ready, queue, request, began, now)
+                group_no = await self._joined(ready, queue, request, now, known)
                 if group_no is None:
                     continue
                 async with self._ledger.reading() as tx:
@@ -130,18 +134,20 @@ class Claims:
         return [] if queue is None else [queue]
 
     async def _joined(
-        self, ready: Ready, queue: Queue, request: PopRequest, began: datetime, now: datetime
+        self, ready: Ready, queue: Queue, request: PopRequest, now: datetime, known: frozenset[str] | None
     ) -> int | None:
-        """The number of the request's consumer group in a queue. Of a queue that was made while the request waits, all
-        messages are new."""
-        mode = "all" if queue.created_at >= began else request.mode
-        from_at = None if queue.created_at >= began else request.from_at
+        """The number of the request's consumer group in a queue. `known` are the queues that existed when the request
+        began to wait: of others all messages are new."""
+        new = known is not None and queue.name not in known
+        mode, from_at = ("all", None) if new else (request.mode, request.from_at)
         group_no = await self._catalog.joined(queue, request.group, mode, from_at, now)
         if group_no is not None:
             ready.groups[queue.name] = group_no
         return group_no
 
-    async def _attempt(self, ready: Ready, request: PopRequest, began: datetime, now: datetime) -> Delivery | None:
+    async def _attempt(
+        self, ready: Ready, request: PopRequest, now: datetime, known: frozenset[str] | None = None
+    ) -> Delivery | None:
         """Claims messages of the partitions that may have some, until there are enough or no partition is left."""
         for _ in range(_MOST_TRIES):
             taken = ready.take(request.partitions + _SPARE_CANDIDATES, now)
@@ -152,42 +158,43 @@ class Claims:
                 group_no = ready.groups.get(place.queue)
                 if group_no is None:
                     queue = await self._catalog.queue(place.queue)
-                    group_no = await self._joined(ready, queue, request, began, now) if queue is not None else None
+                    group_no = await self._joined(ready, queue, request, now, known) if queue is not None else None
                 if group_no is not None:
                     places.append((partition_no, group_no))
             if not places:
                 continue
-            claim = _Claim(request, now, uuid4(), places)
-            claimed = await self._claimed(claim)
+            claimed, delivery = await self._served(_Claim(request, now, uuid4(), places))
             if claimed.paused:
                 for partition_no, place in taken:
                     ready.add(partition_no, place)
                 return None
             contended = self._note(ready, dict(taken), claimed, auto_ack=request.auto_ack)
-            if claimed.messages:
-                delivery = await self._delivery(claim, claimed)
-                if delivery.messages:
-                    return delivery
-            elif contended:
+            if delivery is not None:
+                return delivery
+            if contended:
                 await asyncio.sleep(_CONTENDED_SECONDS)
         return None
 
-    async def _claimed(self, claim: _Claim) -> _Claimed:
+    async def _served(self, claim: _Claim) -> tuple[_Claimed, Delivery | None]:
         """Claims messages. A caller that hangs up meanwhile gets no lease: what was claimed is given back."""
-        claiming = asyncio.ensure_future(self._commits.submit(claim))
+        serving = asyncio.ensure_future(self._serve(claim))
         try:
-            return await asyncio.shield(claiming)
+            return await asyncio.shield(serving)
         except asyncio.CancelledError:
-            if not claiming.cancelled():
-                undoing = asyncio.create_task(self._undo(claim, claiming))
-                self._undoing.add(undoing)
-                undoing.add_done_callback(self._undoing.discard)
+            undoing = asyncio.create_task(self._undo(claim, serving))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
             raise
 
-    async def _undo(self, claim: _Claim, claiming: asyncio.Future[_Claimed]) -> None:
+    async def _serve(self, claim: _Claim) -> tuple[_Claimed, Delivery | None]:
+        claimed = await self._commits.submit(claim)
+        delivery = await self._delivery(claim, claimed) if claimed.messages else None
+        return claimed, delivery if delivery is not None and delivery.messages else None
+
+    async def _undo(self, claim: _Claim, serving: asyncio.Future[tuple[_Claimed, Delivery | None]]) -> None:
         try:
-            claimed = await claiming
-            if not claim.request.auto_ack:
+            claimed, _ = await serving
+            if claimed.messages and not claim.request.auto_ack:
                 await self._give_back(claim, claimed)
         except AngeliaError as error:
             log.warning("a lease of a caller that hung up stays until it expires", error=error.message)
@@ -196,17 +203,8 @@ class Claims:
         """Ends the lease in each partition: one message that is to be tried again ends it."""
         partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
         firsts = dict(reversed(claimed.messages))
-        acks = [
-            Ack(
-                transaction_id=_messages(partitions[partition_no], row)[0].transaction_id,
-                partition_id=partitions[partition_no].partition_id,
-                group=claim.request.group,
-                lease_id=claim.lease_id,
-                status="retry",
-            )
-            for partition_no, row in firsts.items()
-        ]
-        await self._settlement.ack(acks, claim.now)
+        messages = [_messages(partitions[partition_no], row)[0] for partition_no, row in firsts.items()]
+        await self._settlement.ack([_ack(claim, message, "retry") for message in messages], claim.now)
 
     def _note(self, ready: Ready, taken: dict[int, Place], claimed: _Claimed, *, auto_ack: bool) -> bool:
         """Remembers what was found of each partition. Returns whether another transaction was at work on one."""
@@ -225,7 +223,7 @@ class Claims:
                 case "gone":
                     self._catalog.forget_queue(place.queue)
                     self._catalog.forget_group(place.queue, ready.scope.group)
-                    ready.forget()
+                    ready.doubt()
                 case _ if row["until"] is not None:
                     ready.add(partition_no, place, row["until"])
         return contended
@@ -243,10 +241,11 @@ class Claims:
             if row["key_id"] is not None:
                 of_row = await self._opened(partition, row["key_id"], of_row, lost)
             messages += of_row
-        auto_ack = claim.request.auto_ack
         if lost:
             await self._bury(claim, lost)
-        return Delivery("" if auto_ack else str(claim.lease_id), claim.request.group, messages, len(partitions))
+        return Delivery(
+            "" if claim.request.auto_ack else str(claim.lease_id), claim.request.group, messages, len(partitions)
+        )
 
     async def _opened(
         self, partition: Partition, key_id: UUID, sealed: list[Message], lost: list[tuple[Message, str]]
@@ -262,18 +261,27 @@ class Claims:
         return opened
 
     async def _bury(self, claim: _Claim, lost: Sequence[tuple[Message, str]]) -> None:
-        acks = [
-            Ack(
-                transaction_id=message.transaction_id,
-                partition_id=message.partition.partition_id,
-                group=claim.request.group,
-                lease_id=None if claim.request.auto_ack else claim.lease_id,
-                status="dlq",
-                error=error,
-            )
-            for message, error in lost
-        ]
-        await self._settlement.ack(acks, claim.now)
+        """Makes dead letters of messages; under a lease they are settled by it."""
+        if not claim.request.auto_ack:
+            await self._settlement.ack([_ack(claim, message, "dlq", error) for message, error in lost], claim.now)
+            return
+        groups = dict(claim.places)
+        async with self._ledger.statement() as tx:
+            for message, error in lost:
+                partition = message.partition
+                group_no = groups[partition.partition_no]
+                await store.bury(tx, claim.now, partition, group_no, [message.position], [error])
+
+
+def _ack(claim: _Claim, message: Message, status: AckStatus, error: str | None = None) -> Ack:
+    return Ack(
+        transaction_id=message.transaction_id,
+        partition_id=message.partition.partition_id,
+        group=claim.request.group,
+        lease_id=claim.lease_id,
+        status=status,
+        error=error,
+    )
 
 
 async def _claim(tx: Tx, claims: Sequence[_Claim]) -> list[_Claimed | AngeliaError]:

@@ -15,7 +15,7 @@ import msgspec
 
 from angelia.errors import Unavailable
 from angelia.queues.hot_store import HotNews, parse
-from angelia.queues.model import Partition
+from angelia.queues.model import Partition, Queue
 from angelia.stores.wake import Wake, wake_topic
 
 TOPIC = wake_topic("queues", "all")
@@ -24,14 +24,14 @@ _RETRY_SECONDS = 0.5
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that may have messages to deliver."""
+    """A partition that may have messages to deliver; or, without a partition, a queue that was changed."""
 
     queue: str
     namespace: str
     task: str
     priority: int
-    partition: str
-    partition_no: int
+    partition: str = ""
+    partition_no: int | None = None
 
 
 _decode = msgspec.msgpack.Decoder(list[Told]).decode
@@ -71,8 +71,14 @@ class News:
     async def tell(self, partitions: Iterable[Partition]) -> None:
         """Tells that these partitions may have messages to deliver. News that comes while other news is published is
         published together after it. If the hot tier is away, it is published when it is back."""
-        for partition in partitions:
-            told = _told(partition)
+        await self._spread([_told(partition.queue, partition) for partition in partitions])
+
+    async def changed(self, queue: Queue) -> None:
+        """Tells that options or consumer groups of a queue were changed: what is known about it is looked up again."""
+        await self._spread([_told(queue)])
+
+    async def _spread(self, news: Iterable[Told]) -> None:
+        for told in news:
             self._tell(told)
             self._unpublished[told] = None
         if self._publishing is not None:
@@ -168,6 +174,6 @@ class News:
         self._arrived.set()
 
 
-def _told(partition: Partition) -> Told:
-    queue = partition.queue
-    return Told(queue.name, queue.namespace, queue.task, queue.options.priority, partition.name, partition.partition_no)
+def _told(queue: Queue, partition: Partition | None = None) -> Told:
+    about = (queue.name, queue.namespace, queue.task, queue.options.priority)
+    return Told(*about) if partition is None else Told(*about, partition.name, partition.partition_no)

@@ -334,7 +334,10 @@ def _outcomes(chunks: Sequence[_Chunk], rows: Sequence[Row]) -> dict[int, Outcom
     for number, chunk in enumerate(chunks):
         told, begins = about[number], 0
         how = told[0]["outcome"]
-        known = {row["message"] - 1: ChunkIds(row["first_id"]).text(row["number"]) for row in told if row["message"]}
+        known = dict[int, str]()
+        for row in told:
+            if row["message"] is not None:  # the first message of an id comes first, before one that was put back
+                known.setdefault(row["message"] - 1, ChunkIds(row["first_id"]).text(row["number"]))
         for one in chunk.slices:
             ends = begins + len(one.entries)
             outcomes[id(one)] = Outcome(

@@ -100,11 +100,13 @@ class Ready:
             self._next_look = time.monotonic() + RECHECK_SECONDS
         return due
 
-    def forget(self) -> None:
-        """The ledger is to be looked at again."""
+    def doubt(self) -> None:
+        """What is known may be outdated: requests look at the ledger again."""
         self.mark = None
-        self._next_look = 0.0
         self.groups.clear()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     @contextmanager
     def waiting(self) -> Iterator[Waiter]:
@@ -137,11 +139,6 @@ class Ready:
             if not waiter.done():
                 waiter.set_result(None)
                 return
-
-    def wake_all(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 class Waiter:
@@ -184,13 +181,14 @@ class Readiness:
     def tell(self, told: Told) -> None:
         for queue in (told.queue, None):
             for ready in self._by_queue.get(queue, ()):
-                if ready.scope.includes(told):
+                if told.partition_no is None:
+                    ready.doubt()
+                elif ready.scope.includes(told):
                     ready.add(told.partition_no, Place(told.queue, told.priority))
 
     def doubt(self) -> None:
         for ready in self._ready.values():
-            ready.mark = None
-            ready.wake_all()
+            ready.doubt()
 
     def _drop_idle(self) -> None:
         """Forgets scopes that no request waits for; they are looked up again when they are used."""

@@ -55,8 +55,21 @@ class Settlement:
         """Acknowledges messages. Returns for each whether that was taken; it is durable then."""
         parts = await self.parts_of(acks)
         rows = await self._commits.submit(Settling(parts, now)) if parts else []
+        if any(_unknown(told) for told in rows) and await self._groups_changed(parts, rows):
+            return await self.ack(acks, now)
         await self.told(parts, rows)
         return results_of(acks, parts, rows)
+
+    async def _groups_changed(self, parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> bool:
+        """Whether a consumer group none of whose messages were found was deleted and made anew. What was settled for
+        others is settled: to acknowledge it again changes nothing."""
+        changed = False
+        for part, told in zip(parts, rows, strict=True):
+            if _unknown(told):
+                queue, name = part.partition.queue, part.acks[0].group
+                self._catalog.forget_group(queue.name, name)
+                changed = changed or await self._catalog.group(queue, name) not in (None, part.group_no)
+        return changed
 
     async def parts_of(self, acks: Sequence[Ack]) -> list[Part]:
         """Acknowledgments by cursor and lease. Those of unknown partitions and consumer groups are in none."""
@@ -148,6 +161,10 @@ def results_of(acks: Sequence[Ack], parts: Sequence[Part], rows: Sequence[Sequen
                 dlq=dead,
             )
     return results
+
+
+def _unknown(told: Sequence[Row]) -> bool:
+    return all(row["outcome"] == "not_found" for row in told)
 
 
 def _weight(one: Settling) -> int:

@@ -27,7 +27,7 @@ class QueuesSlice:
         self.news = News(HotNews(stores.hot), stores.wake)
         self.activity = Activity(ledger)
         self.payloads = Payloads(ledger, keys.fields, settings.queue_key)
-        self.catalog = Catalog(ledger, self.payloads)
+        self.catalog = Catalog(ledger, self.payloads, self.news)
         self.buffer = Buffer(ledger, self.payloads)
         self.pushes = Pushes(ledger, self.catalog, self.payloads, self.news, self.buffer, self.activity)
         self.settlement = Settlement(ledger, self.catalog, self.news, self.activity)

@@ -97,6 +97,14 @@ async def ack(tx: Tx, now: datetime, *arrays: Sequence[object]) -> Sequence[Row]
     return await tx.fetch(SQL["ack"], now, *arrays)
 
 
+async def bury(
+    tx: Tx, now: datetime, partition: Partition, group_no: int, positions: Sequence[int], errors: Sequence[str]
+) -> None:
+    """Copies messages to the dead letters of a consumer group."""
+    numbers = (partition.queue.queue_no, partition.partition_no, group_no)
+    await tx.execute(SQL["bury"], now, *numbers, positions, errors)
+
+
 async def extend(tx: Tx, now: datetime, lease_id: UUID, seconds: int | None) -> Row:
     """Extends a lease; the columns are those of the function `queue_extend`."""
     row = await tx.fetchrow(SQL["extend"], now, lease_id, seconds)

@@ -84,6 +84,9 @@ SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8, $9)
 -- name: ack
 SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7, $8)
 
+-- name: bury
+SELECT queue_bury($1, $2, $3, $4, $5, $6, 0)
+
 -- name: extend
 SELECT * FROM queue_extend($1, $2, $3)
 

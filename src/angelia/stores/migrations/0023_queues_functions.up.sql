@@ -374,6 +374,22 @@ BEGIN
 END
 $$;
 
+-- Copies messages of a partition to the dead letters of a consumer group, each with its error.
+CREATE FUNCTION queue_bury(now_ TIMESTAMPTZ, q BIGINT, p BIGINT, g BIGINT, positions BIGINT[], errors TEXT[], attempts_ INTEGER) RETURNS VOID
+LANGUAGE sql AS $$
+  INSERT INTO queue_dead_letters (
+    queue_no, partition_no, group_no, position, message_id, transaction_id, trace_id, producer, key_id, body, error, attempts, created_at, failed_at
+  )
+  SELECT q, p, g, d.position, queue_message_id(c.first_id, c.number), c.transaction_ids[c.number + 1], c.trace_ids[c.number + 1], c.producer, c.key_id,
+    substr(c.body, coalesce(c.ends[c.number], 0) + 1, c.ends[c.number + 1] - coalesce(c.ends[c.number], 0)),
+    coalesce(d.error, 'Retries exhausted'), attempts_, c.created_at, now_
+  FROM unnest(positions, errors) AS d (position, error)
+  CROSS JOIN LATERAL (
+    SELECT k.*, (d.position - k.end_position + k.count)::integer AS number FROM queue_chunks AS k
+    WHERE k.partition_no = p AND k.end_position > d.position ORDER BY k.end_position LIMIT 1
+  ) AS c
+$$;
+
 -- Settles messages for several requests. A settlement is about one cursor and one lease, or none; its messages lie together in
 -- transaction_ids, statuses ('completed', 'failed', 'retry', 'dlq') and errors. Rows tell of each message:
 --   ok         done, or nothing was left to do
@@ -401,6 +417,7 @@ DECLARE
   ends_ BOOLEAN;        -- whether a failure ends the lease
   attempts_ INTEGER;
   retry_at_ TIMESTAMPTZ;
+  newly BIGINT;         -- messages that this settles
 BEGIN
   -- In one order for all, so that two that settle the same messages do not wait for each other.
   PERFORM pg_advisory_xact_lock(k) FROM (
@@ -503,22 +520,20 @@ BEGIN
         AND c.stored_at >= coalesce(place.read_at, '-infinity'));
     END IF;
 
+    newly := queue_count(settled - coalesce(place.settled, '{}'));
     IF NOT isempty(given_up) THEN
-      INSERT INTO queue_dead_letters (
-        queue_no, partition_no, group_no, position, message_id, transaction_id, trace_id, producer, key_id, body, error, attempts, created_at, failed_at
-      )
-      SELECT place.queue_no, part.partition_no, part.group_no, d.position, queue_message_id(c.first_id, c.number), c.transaction_ids[c.number + 1],
-        c.trace_ids[c.number + 1], c.producer, c.key_id,
-        substr(c.body, coalesce(c.ends[c.number], 0) + 1, c.ends[c.number + 1] - coalesce(c.ends[c.number], 0)),
-        coalesce(e.error, 'Retries exhausted'), coalesce(place.attempts, 0), c.created_at, now_
-      FROM (SELECT DISTINCT ON (w.position) w.position, w.n FROM unnest(positions) WITH ORDINALITY AS w (position, n) WHERE given_up @> w.position ORDER BY w.position, w.n) AS d
-      CROSS JOIN LATERAL (SELECT errors[begins + d.n - 1] AS error) AS e
-      CROSS JOIN LATERAL (
-        SELECT k.*, (d.position - k.end_position + k.count)::integer AS number FROM queue_chunks AS k
-        WHERE k.partition_no = part.partition_no AND k.end_position > d.position ORDER BY k.end_position LIMIT 1
-      ) AS c;
+      PERFORM queue_bury(now_, place.queue_no, part.partition_no, part.group_no, array_agg(d.position), array_agg(errors[begins + d.n - 1]),
+        coalesce(place.attempts, 0))
+      FROM (
+        SELECT DISTINCT ON (w.position) w.position, w.n FROM unnest(positions) WITH ORDINALITY AS w (position, n)
+        WHERE given_up @> w.position ORDER BY w.position, w.n
+      ) AS d;
     END IF;
     IF settled <> coalesce(place.settled, '{}') OR ends_ THEN
+      IF (SELECT count(*) FROM unnest(settled)) > 1000 THEN
+        -- Many gaps, of messages that expired or were sought over: from here on they count as settled.
+        settled := settled + int8multirange(int8range(0, position_));
+      END IF;
       INSERT INTO queue_cursors AS k (
         partition_no, group_no, version, position, settled, passed, attempts, lease_id, lease_end, lease_until, leased_by, ended_lease, retry_at, read_at,
         consumed, consumed_at, changed_at
@@ -527,7 +542,7 @@ BEGIN
         CASE WHEN NOT released AND NOT ends_ THEN place.lease_id END, CASE WHEN NOT released AND NOT ends_ THEN place.lease_end END,
         CASE WHEN NOT released AND NOT ends_ THEN place.lease_until END, CASE WHEN NOT released AND NOT ends_ THEN place.leased_by END,
         CASE WHEN ends_ THEN place.lease_id ELSE place.ended_lease END, retry_at_, place.read_at,
-        coalesce(place.consumed, 0) + queue_count(settled - coalesce(place.settled, '{}')), now_, now_
+        coalesce(place.consumed, 0) + newly, now_, now_
       );
       DELETE FROM queue_cursors AS k WHERE k.ctid = place.tuple;
     END IF;
