@@ -31,11 +31,14 @@ class Opener:
 
     def __init__(self, key: DataKey) -> None:
         self._key = key
+        self._last: tuple[Partition, bytes] | None = None  # messages come by partition
 
     def open(self, partition: Partition, message_id: str, sealed: bytes) -> bytes:
         """Returns a payload. Raises CorruptRecord if it is damaged, or of another message, partition or queue."""
+        if self._last is None or self._last[0] is not partition:
+            self._last = partition, _place(partition)
         try:
-            return self._key.decrypt(_place(partition) + bytes.fromhex(message_id.replace("-", "")), sealed)
+            return self._key.decrypt(self._last[1] + bytes.fromhex(message_id.replace("-", "")), sealed)
         except CorruptRecord:
             metrics.QUEUE_ENCRYPTION_ERRORS.labels("decrypt").inc()
             raise
