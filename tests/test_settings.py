@@ -60,6 +60,7 @@ def test_a_schedule_that_is_given_adds_to_the_default_one(tmp_path: Path) -> Non
         "archive receipts": "1d",
         "archive sessions": "1d",
         "archive rooms": "1d",
+        "archive queues": "1d",
         "archive audit": "off",
         "analytics": "2d",
     }
@@ -253,6 +254,15 @@ def test_contexts_cannot_be_told_by_a_variable(tmp_path: Path) -> None:
         ("queue_encryption_key", "a1" * 33),
         ("queue_encryption_key", "x1" * 32),
         ("queue_encryption_key", "a1" * 31 + "\u0661\u0662"),
+        ("retention_interval", "99"),
+        ("eviction_interval", "0"),
+        ("retention_batch", "0"),
+        ("retention_batch", "100001"),
+        ("retention_hours", "1"),
+        ("retention_hours", "1-25"),
+        ("retention_hours", "5-5"),
+        ("retention_hours", "-1-5"),
+        ("retention_hours", "١-٥"),
         ("limits", "register"),
         ("limits", "register=,who=off"),
     ],
@@ -274,6 +284,14 @@ def test_the_key_of_queues_is_read_from_hex_of_either_case(tmp_path: Path) -> No
         found = loaded(tmp_path, environ={"ANGELIA_QUEUE_ENCRYPTION_KEY": f" {text}\n"})
         assert found.settings.queue_key == b"\x0a\xff" * 16
         assert shown(found)["queue_encryption_key"] == "***"
+
+
+@pytest.mark.parametrize(("text", "hours"), [("1-5", (1, 5)), ("22-4", (22, 4)), ("00-24", (0, 24)), ("", None)])
+def test_the_hours_of_retention_are_two_hours_of_the_day(
+    tmp_path: Path, text: str, hours: tuple[int, int] | None
+) -> None:
+    found = loaded(tmp_path, environ={"ANGELIA_RETENTION_HOURS": text})
+    assert found.settings.retention_window == hours
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,24 @@ QUEUE_ENCRYPTION_ERRORS = Counter(
     "Payloads of queues that could not be decrypted, and times that no key was there to encrypt them",
     ["operation"],
 )
+QUEUE_REMOVED = Counter(
+    "angelia_queue_retention_removed_total",
+    "What retention removed from queues: messages (retention, completed), dead letters (failed), partitions",
+    ["kind"],
+)
+QUEUE_UNARCHIVED = Counter(
+    "angelia_queue_unarchived_total", "Messages of queues that waited a week for the archive and were removed"
+)
+QUEUE_EVICTED = Counter("angelia_queue_evicted_total", "Messages that waited too long in their queue and were evicted")
+QUEUE_EVICTION_SECONDS = _LatestGauge("angelia_queue_eviction_seconds", "How long the last round of eviction took")
+QUEUE_DAYS = _LatestGauge("angelia_queue_days", "Days of which the ledger has a table of messages of queues")
+QUEUE_DAYS_DROPPED = Counter("angelia_queue_days_dropped_total", "Tables of a day's messages of queues that were dropped")
+QUEUE_BYTES_COPIED = Counter(
+    "angelia_queue_bytes_copied_total", "Bytes of messages that were copied to a later day, to drop their own"
+)
+QUEUE_UNPARTITIONED = _LatestGauge(
+    "angelia_queue_default_partition_rows", "Chunks of messages that missed their day's table"
+)
 DMS_SENT = Counter("angelia_dms_sent_total", "Direct messages taken from senders")
 CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")
 PIPELINE_WAITING = _LatestGauge(

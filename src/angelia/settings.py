@@ -27,6 +27,7 @@ SCHEDULE = {
     "archive receipts": "1d",
     "archive sessions": "1d",
     "archive rooms": "1d",
+    "archive queues": "1d",
     "archive audit": "1h",
     "analytics": "1d",
 }
@@ -62,6 +63,14 @@ _RULES: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         re.compile(r"[0-9a-fA-F]{64}").fullmatch,
         "must have exactly 64 hex characters, such as `openssl rand -hex 32` prints",
     ),
+    ("retention_interval", lambda number: number >= 100, "must be at least 100, in milliseconds"),
+    ("retention_batch", range(1, 100_001).__contains__, "must be between 1 and 100000"),
+    (
+        "retention_hours",
+        re.compile(r"(?!([0-9]+)-\1\Z)([01]?[0-9]|2[0-4])-([01]?[0-9]|2[0-4])").fullmatch,
+        "is two hours of the day in UTC, such as 1-5 or 22-4",
+    ),
+    ("eviction_interval", lambda number: number >= 100, "must be at least 100, in milliseconds"),
     (
         "lake",
         re.compile(r"/|file:///|s3://[^/?]").match,
@@ -124,6 +133,12 @@ class Settings:
     log_format: str = setting("auto", "json, text, or auto: text on a terminal")
     drain_seconds: int = setting(30, "how long a stopping server lets requests finish")
     max_ttl_seconds: int = setting(604_800, "how long a message may wait for its recipient, at most")
+    retention_interval: int = setting(300_000, "milliseconds between two runs of the retention of queues")
+    retention_batch: int = setting(1000, "how many partitions or rows of queues a round of retention takes at most")
+    retention_hours: str | None = setting(
+        None, "the hours (UTC) in which retention of queues runs, such as 1-5 or 22-4; unset: always"
+    )
+    eviction_interval: int = setting(60_000, "milliseconds between two runs of the eviction of messages from queues")
     rate_limit_whitelist: tuple[str, ...] = setting((), "addresses or networks without limits and blocks")
     auto_block_enabled: bool = setting(False, "block an address for a day after ten refusals in an hour")
     limits: Mapping[str, str] = setting(dict, 'rate limits by rule, as "register=10/1h,who=off"')
@@ -180,6 +195,14 @@ class Settings:
     @property
     def queue_key(self) -> bytes | None:
         return None if self.queue_encryption_key is None else bytes.fromhex(self.queue_encryption_key)
+
+    @property
+    def retention_window(self) -> tuple[int, int] | None:
+        """The hours of `retention_hours`: from the first until the second; None for always."""
+        if self.retention_hours is None:
+            return None
+        first, _, second = self.retention_hours.partition("-")
+        return int(first), int(second)
 
     @property
     def jwt_enabled(self) -> bool:
