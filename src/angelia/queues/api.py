@@ -19,7 +19,7 @@ class PushItemBody(msgspec.Struct, frozen=True):
 
     queue: Name
     partition: Name | None = None
-    payload: msgspec.Raw = EMPTY_PAYLOAD
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: EMPTY_PAYLOAD)
     transactionId: Id | None = None  # noqa: N815 - the names of the wire
     traceId: Id | None = None  # noqa: N815
 
@@ -58,7 +58,7 @@ class PopQuery(msgspec.Struct, frozen=True):
     task: str | None = None
 
 
-class MessageRecord(msgspec.Struct, frozen=True):
+class PoppedRecord(msgspec.Struct, frozen=True):
     """A message that a pop delivers."""
 
     id: str
@@ -92,14 +92,14 @@ class PopAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     leaseId: str  # noqa: N815
     consumerGroup: str  # noqa: N815
     partitionsClaimed: int  # noqa: N815
-    messages: list[MessageRecord]
+    messages: list[PoppedRecord]
     autopilot: Autopilot | msgspec.UnsetType = msgspec.UNSET
 
 
 AckWord = Literal["completed", "success", "failed", "retry", "dlq"]
 
 
-class AckBody(msgspec.Struct, frozen=True):
+class QueueAckBody(msgspec.Struct, frozen=True):
     """How the work on a message ended."""
 
     transactionId: Id  # noqa: N815
@@ -249,7 +249,7 @@ POP_ANY = Operation(
 )  # fmt: skip
 ACK = Operation(
     TAG, "POST", "/api/v1/ack", Access.WRITE, "Acknowledge a message", list[AckRecord],
-    body=AckBody, open_locally=True,
+    body=QueueAckBody, open_locally=True,
 )  # fmt: skip
 ACK_BATCH = Operation(
     TAG, "POST", "/api/v1/ack/batch", Access.WRITE, "Acknowledge messages", list[AckRecord],

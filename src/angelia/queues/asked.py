@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 from angelia.api import Call
 
 
-class Asked:
+class QueryParameters:
     """The parameters of a query. Of one that is repeated, the last counts; an empty one counts as absent."""
 
     def __init__(self, call: Call) -> None:

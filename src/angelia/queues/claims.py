@@ -13,11 +13,11 @@ import msgspec
 import structlog
 
 from angelia.errors import AngeliaError
-from angelia.keys.master_key import CorruptRecord
+from angelia.keys.master_key import CorruptRecord, KeyRefused
 from angelia.queues import store
 from angelia.queues.activity import Activity
 from angelia.queues.catalog import Catalog
-from angelia.queues.model import Ack, AckStatus, ChunkIds, Delivery, Message, Partition, PopRequest, Queue
+from angelia.queues.model import Ack, AckStatus, ChunkIds, Partition, PoppedMessage, PopRequest, Queue, QueueDelivery
 from angelia.queues.news import News
 from angelia.queues.payloads import Payloads
 from angelia.queues.readiness import Place, Readiness, Ready, Scope
@@ -26,7 +26,7 @@ from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Row, Tx
 from angelia.stores.wake import RequestTime, about_to_wait
 
-_SPARE_CANDIDATES = 4  # beyond the partitions that a pop asks for: some turn out to be leased
+_MOST_CANDIDATES = 64  # partitions that are tried at once, after some turned out to be leased or empty
 _CONTENDED_SECONDS = 0.005
 _MOST_TRIES = 1_000
 log = structlog.get_logger(__name__)
@@ -49,9 +49,10 @@ class _Claimed:
     messages: list[tuple[int, Row]] = field(default_factory=list)
     found: dict[int, Row] = field(default_factory=dict)
     paused: bool = False
+    gone: bool = False
 
 
-class Claims:
+class MessageClaims:
     """Hands out messages. A partition is leased to one consumer of a group at a time."""
 
     def __init__(
@@ -74,7 +75,7 @@ class Claims:
         self._undoing: set[asyncio.Task[None]] = set()
         news.follow(self._readiness)
 
-    async def pop(self, request: PopRequest, now: datetime, wait: float = 0.0) -> Delivery | None:
+    async def pop(self, request: PopRequest, now: datetime, wait: float = 0.0) -> QueueDelivery | None:
         """Claims messages; None if there are none, also not within `wait` seconds."""
         time_ = RequestTime(now)
         ready = self._readiness.of(
@@ -147,35 +148,48 @@ class Claims:
 
     async def _attempt(
         self, ready: Ready, request: PopRequest, now: datetime, known: frozenset[str] | None = None
-    ) -> Delivery | None:
+    ) -> QueueDelivery | None:
         """Claims messages of the partitions that may have some, until there are enough or no partition is left."""
-        for _ in range(_MOST_TRIES):
-            taken = ready.take(request.partitions + _SPARE_CANDIDATES, now)
+        for tries in range(_MOST_TRIES):
+            taken = ready.take(max(request.partitions, min(tries, _MOST_CANDIDATES)), now)
             if not taken:
-                return None
-            places = []
-            for partition_no, place in taken:
-                group_no = ready.groups.get(place.queue)
-                if group_no is None:
-                    queue = await self._catalog.queue(place.queue)
-                    group_no = await self._joined(ready, queue, request, now, known) if queue is not None else None
-                if group_no is not None:
-                    places.append((partition_no, group_no))
-            if not places:
+                if not await ready.come_back():
+                    return None
                 continue
-            claimed, delivery = await self._served(_Claim(request, now, uuid4(), places))
-            if claimed.paused:
-                for partition_no, place in taken:
-                    ready.add(partition_no, place)
-                return None
-            contended = self._note(ready, dict(taken), claimed, auto_ack=request.auto_ack)
-            if delivery is not None:
+            try:
+                claimed, delivery = await self._from(ready, request, taken, now, known)
+            except BaseException:
+                ready.put_back(taken)
+                raise
+            contended = self._note(ready, taken, claimed, auto_ack=request.auto_ack)
+            if delivery is not None or claimed.paused:
                 return delivery
             if contended:
                 await asyncio.sleep(_CONTENDED_SECONDS)
         return None
 
-    async def _served(self, claim: _Claim) -> tuple[_Claimed, Delivery | None]:
+    async def _from(
+        self,
+        ready: Ready,
+        request: PopRequest,
+        taken: dict[int, Place],
+        now: datetime,
+        known: frozenset[str] | None,
+    ) -> tuple[_Claimed, QueueDelivery | None]:
+        """Claims messages of these partitions."""
+        places = []
+        for partition_no, place in taken.items():
+            group_no = ready.groups.get(place.queue)
+            if group_no is None:
+                queue = await self._catalog.queue(place.queue)
+                group_no = await self._joined(ready, queue, request, now, known) if queue is not None else None
+            if group_no is not None:
+                places.append((partition_no, group_no))
+        if not places:  # their queues were deleted
+            return _Claimed(gone=True), None
+        return await self._served(_Claim(request, now, uuid4(), places))
+
+    async def _served(self, claim: _Claim) -> tuple[_Claimed, QueueDelivery | None]:
         """Claims messages. A caller that hangs up meanwhile gets no lease: what was claimed is given back."""
         serving = asyncio.ensure_future(self._serve(claim))
         try:
@@ -186,12 +200,12 @@ class Claims:
             undoing.add_done_callback(self._undoing.discard)
             raise
 
-    async def _serve(self, claim: _Claim) -> tuple[_Claimed, Delivery | None]:
+    async def _serve(self, claim: _Claim) -> tuple[_Claimed, QueueDelivery | None]:
         claimed = await self._commits.submit(claim)
         delivery = await self._delivery(claim, claimed) if claimed.messages else None
         return claimed, delivery if delivery is not None and delivery.messages else None
 
-    async def _undo(self, claim: _Claim, serving: asyncio.Future[tuple[_Claimed, Delivery | None]]) -> None:
+    async def _undo(self, claim: _Claim, serving: asyncio.Future[tuple[_Claimed, QueueDelivery | None]]) -> None:
         try:
             claimed, _ = await serving
             if claimed.messages and not claim.request.auto_ack:
@@ -203,17 +217,15 @@ class Claims:
         """Ends the lease in each partition: one message that is to be tried again ends it."""
         partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
         firsts = dict(reversed(claimed.messages))
-        messages = [_messages(partitions[partition_no], row)[0] for partition_no, row in firsts.items()]
+        messages = [_messages(partitions[no], row)[0] for no, row in firsts.items() if no in partitions]
         await self._settlement.ack([_ack(claim, message, "retry") for message in messages], claim.now)
 
     def _note(self, ready: Ready, taken: dict[int, Place], claimed: _Claimed, *, auto_ack: bool) -> bool:
         """Remembers what was found of each partition. Returns whether another transaction was at work on one."""
         contended = False
-        for partition_no, place in taken.items():
-            row = claimed.found.get(partition_no)
-            if row is None:  # it was not looked at
-                ready.add(partition_no, place)
-                continue
+        ready.put_back({} if claimed.gone else {no: place for no, place in taken.items() if no not in claimed.found})
+        for partition_no, row in claimed.found.items():
+            place = taken[partition_no]
             match row["outcome"]:
                 case "claimed" if auto_ack and row["more"]:
                     ready.add(partition_no, place)
@@ -228,13 +240,15 @@ class Claims:
                     ready.add(partition_no, place, row["until"])
         return contended
 
-    async def _delivery(self, claim: _Claim, claimed: _Claimed) -> Delivery:
+    async def _delivery(self, claim: _Claim, claimed: _Claimed) -> QueueDelivery:
         """The messages of a claim. One that cannot be decrypted becomes a dead letter."""
         partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
-        messages: list[Message] = []
-        lost: list[tuple[Message, str]] = []
+        messages: list[PoppedMessage] = []
+        lost: list[tuple[PoppedMessage, str]] = []
         for partition_no, row in claimed.messages:
-            partition = partitions[partition_no]
+            partition = partitions.get(partition_no)
+            if partition is None:  # deleted in this moment
+                continue
             of_row = _messages(partition, row)
             waited = (claim.now - row["created_at"]).total_seconds()
             self._activity.popped(partition.queue.queue_no, len(of_row), waited)
@@ -243,24 +257,24 @@ class Claims:
             messages += of_row
         if lost:
             await self._bury(claim, lost)
-        return Delivery(
+        return QueueDelivery(
             "" if claim.request.auto_ack else str(claim.lease_id), claim.request.group, messages, len(partitions)
         )
 
     async def _opened(
-        self, partition: Partition, key_id: UUID, sealed: list[Message], lost: list[tuple[Message, str]]
-    ) -> list[Message]:
+        self, partition: Partition, key_id: UUID, sealed: list[PoppedMessage], lost: list[tuple[PoppedMessage, str]]
+    ) -> list[PoppedMessage]:
         opened = []
         for message in sealed:
             try:
                 opener = await self._payloads.opener(key_id)
                 message.data = msgspec.Raw(opener.open(partition, message.id, bytes(message.data)))
                 opened.append(message)
-            except CorruptRecord:
+            except (CorruptRecord, KeyRefused):
                 lost.append((message, f"the payload cannot be decrypted by key {key_id}"))
         return opened
 
-    async def _bury(self, claim: _Claim, lost: Sequence[tuple[Message, str]]) -> None:
+    async def _bury(self, claim: _Claim, lost: Sequence[tuple[PoppedMessage, str]]) -> None:
         """Makes dead letters of messages; under a lease they are settled by it."""
         if not claim.request.auto_ack:
             await self._settlement.ack([_ack(claim, message, "dlq", error) for message, error in lost], claim.now)
@@ -273,7 +287,7 @@ class Claims:
                 await store.bury(tx, claim.now, partition, group_no, [message.position], [error])
 
 
-def _ack(claim: _Claim, message: Message, status: AckStatus, error: str | None = None) -> Ack:
+def _ack(claim: _Claim, message: PoppedMessage, status: AckStatus, error: str | None = None) -> Ack:
     return Ack(
         transaction_id=message.transaction_id,
         partition_id=message.partition.partition_id,
@@ -311,7 +325,7 @@ async def _claim(tx: Tx, claims: Sequence[_Claim]) -> list[_Claimed | AngeliaErr
     return list(results)
 
 
-def _messages(partition: Partition, row: Row) -> list[Message]:
+def _messages(partition: Partition, row: Row) -> list[PoppedMessage]:
     """The messages of one chunk that are delivered."""
     _, _, _, _, start, created_at, first_id, number, _, producer, ids, traces, base, ends, body, open_ = row.values()
     chunk_ids, begin = ChunkIds(first_id), 0
@@ -319,7 +333,7 @@ def _messages(partition: Partition, row: Row) -> list[Message]:
     for at, (transaction_id, end) in enumerate(zip(ids, ends, strict=True)):
         end -= base
         messages.append(
-            Message(
+            PoppedMessage(
                 chunk_ids.text(number + at),
                 transaction_id,
                 traces[at] if traces else None,

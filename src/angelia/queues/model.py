@@ -122,7 +122,7 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str = "anonymous"
 
 
-class Message(msgspec.Struct):
+class PoppedMessage(msgspec.Struct):
     """A message that is delivered."""
 
     id: str
@@ -135,12 +135,12 @@ class Message(msgspec.Struct):
     position: int
 
 
-class Delivery(msgspec.Struct):
+class QueueDelivery(msgspec.Struct):
     """The messages of one pop, under one lease."""
 
     lease_id: str  # empty if they need no acknowledgment
     group: str
-    messages: list[Message]
+    messages: list[PoppedMessage]
     partitions_claimed: int
 
 
@@ -155,7 +155,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class AckResult(msgspec.Struct, frozen=True, kw_only=True):
+class AckResult(msgspec.Struct, frozen=True):
     """Whether an acknowledgment was taken."""
 
     success: bool

@@ -34,7 +34,7 @@ _PER_MESSAGE = 100  # bytes that a message takes beside its payload
 
 
 @dataclass(slots=True)
-class Entry:
+class PushEntry:
     """A message on its way into a partition: which of the request's it is, and its contents."""
 
     number: int
@@ -44,13 +44,13 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Slice:
+class PushSlice:
     """Messages of one request for one partition, few enough for one chunk."""
 
     partition: Partition
     producer: str | None
     now: datetime
-    entries: list[Entry]
+    entries: list[PushEntry]
     size: int = 0
     transaction_ids: set[str] = field(default_factory=set)
 
@@ -71,13 +71,13 @@ class Outcome:
 class _Chunk:
     """Slices that are stored together."""
 
-    slices: list[Slice]
+    slices: list[PushSlice]
     ids: ChunkIds
     count: int = 0
     size: int = 0
     transaction_ids: set[str] = field(default_factory=set)
 
-    def takes(self, one: Slice) -> bool:
+    def takes(self, one: PushSlice) -> bool:
         first = self.slices[0]
         return (
             first.partition.partition_no == one.partition.partition_no
@@ -89,11 +89,11 @@ class _Chunk:
             and self.transaction_ids.isdisjoint(one.transaction_ids)
         )
 
-    def add(self, one: Slice) -> None:
+    def add(self, one: PushSlice) -> None:
         self.slices.append(one)
         self.grow(one)
 
-    def grow(self, one: Slice) -> None:
+    def grow(self, one: PushSlice) -> None:
         self.count += len(one.entries)
         self.size += one.size
         self.transaction_ids |= one.transaction_ids
@@ -114,7 +114,7 @@ class Pushes:
         self._news = news
         self._buffer = buffer
         self._activity = activity
-        self._commits: GroupCommit[list[Slice], list[Outcome]] = GroupCommit(
+        self._commits: GroupCommit[list[PushSlice], list[Outcome]] = GroupCommit(
             ledger.statement, self._store, most_weight=_MOST_BYTES, weight=_weight
         )
 
@@ -137,7 +137,7 @@ class Pushes:
 
     async def prepared(
         self, items: Sequence[PushItem], producer: str | None, now: datetime
-    ) -> tuple[list[Slice], list[PushResult | None]]:
+    ) -> tuple[list[PushSlice], list[PushResult | None]]:
         """Messages of a transaction, ready to be stored; and the results of those that cannot be."""
         results: list[PushResult | None] = [None] * len(items)
         entries = _entries(items)
@@ -149,7 +149,7 @@ class Pushes:
             raise QueueChanged
         return await self._encryptable(slices, results, now), results
 
-    async def stored(self, tx: Tx, slices: list[Slice], results: list[PushResult | None]) -> None:
+    async def stored(self, tx: Tx, slices: list[PushSlice], results: list[PushResult | None]) -> None:
         """Stores messages in a transaction, and notes what became of each; QueueChanged if a queue was changed or
         deleted since they were prepared."""
         for one, outcome in zip(slices, (await self._store_all(tx, [slices]))[0] if slices else [], strict=True):
@@ -162,7 +162,7 @@ class Pushes:
             elif _settle(one, outcome, results) and not outcome.known and outcome.how != "full":
                 raise QueueChanged
 
-    async def told(self, slices: Sequence[Slice]) -> None:
+    async def told(self, slices: Sequence[PushSlice]) -> None:
         """Tells consumers of messages that were stored."""
         await self._news.tell([one.partition for one in slices])
         for one in slices:
@@ -174,18 +174,18 @@ class Pushes:
     async def _round(
         self,
         items: Sequence[PushItem],
-        waiting: list[Entry],
+        waiting: list[PushEntry],
         producer: str | None,
         now: datetime,
         results: list[PushResult | None],
-    ) -> list[Entry]:
+    ) -> list[PushEntry]:
         """Tries to store messages. Returns those that are to be tried again."""
         slices, again = await self._placed(items, waiting, producer, now)
         slices = await self._encryptable(slices, results, now)
         if not slices:
             return again
-        told: list[Slice] = []
-        buffered: list[Slice] = []
+        told: list[PushSlice] = []
+        buffered: list[PushSlice] = []
         for one, outcome in zip(slices, await self._commits.submit(slices), strict=True):
             if outcome.how == "stored":
                 told.append(one)
@@ -212,8 +212,8 @@ class Pushes:
         return again
 
     async def _placed(
-        self, items: Sequence[PushItem], entries: Sequence[Entry], producer: str | None, now: datetime
-    ) -> tuple[list[Slice], list[Entry]]:
+        self, items: Sequence[PushItem], entries: Sequence[PushEntry], producer: str | None, now: datetime
+    ) -> tuple[list[PushSlice], list[PushEntry]]:
         """Messages by partition, which is made if need be; and those whose partition was deleted in this moment."""
         names = [(items[entry.number].queue, items[entry.number].partition) for entry in entries]
         partitions = await self._catalog.made(names, now)
@@ -221,7 +221,9 @@ class Pushes:
         missing = [entry for partition, entry in placed if partition is None]
         return _slices([(partition, entry) for partition, entry in placed if partition], producer, now), missing
 
-    async def _encryptable(self, slices: list[Slice], results: list[PushResult | None], now: datetime) -> list[Slice]:
+    async def _encryptable(
+        self, slices: list[PushSlice], results: list[PushResult | None], now: datetime
+    ) -> list[PushSlice]:
         """Slices that can be stored as their queue wants it: of an encrypted queue, none without a key."""
         if not any(one.partition.options.encryption_enabled for one in slices):
             return slices
@@ -235,10 +237,10 @@ class Pushes:
             return [one for one in slices if not one.partition.options.encryption_enabled]
         return slices
 
-    async def _store(self, tx: Tx, pushes: Sequence[list[Slice]]) -> list[list[Outcome] | AngeliaError]:
+    async def _store(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome] | AngeliaError]:
         return list(await self._store_all(tx, pushes))
 
-    async def _store_all(self, tx: Tx, pushes: Sequence[list[Slice]]) -> list[list[Outcome]]:
+    async def _store_all(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome]]:
         """Stores the slices of several pushes, merged into chunks."""
         chunks = _merged(one for push in pushes for one in push)
         now = max(one.now for push in pushes for one in push)
@@ -277,14 +279,14 @@ class Pushes:
         ]
 
 
-def _entries(items: Sequence[PushItem]) -> list[Entry]:
+def _entries(items: Sequence[PushItem]) -> list[PushEntry]:
     return [
-        Entry(number, item.transaction_id or str(uuid4()), item.trace_id, bytes(item.payload))
+        PushEntry(number, item.transaction_id or str(uuid4()), item.trace_id, bytes(item.payload))
         for number, item in enumerate(items)
     ]
 
 
-def _firsts(items: Sequence[PushItem], entries: Sequence[Entry]) -> list[int]:
+def _firsts(items: Sequence[PushItem], entries: Sequence[PushEntry]) -> list[int]:
     """For each message of a request the number of the first one with its transaction id in its partition."""
     seen: dict[tuple[str, str, str], int] = {}
     return [
@@ -293,15 +295,15 @@ def _firsts(items: Sequence[PushItem], entries: Sequence[Entry]) -> list[int]:
     ]
 
 
-def _slices(entries: Iterable[tuple[Partition, Entry]], producer: str | None, now: datetime) -> list[Slice]:
+def _slices(entries: Iterable[tuple[Partition, PushEntry]], producer: str | None, now: datetime) -> list[PushSlice]:
     """Messages by partition, in slices that fit into chunks."""
-    open_: dict[int, Slice] = {}
+    open_: dict[int, PushSlice] = {}
     slices = []
     for partition, entry in entries:
         size = len(entry.payload) + _PER_MESSAGE
         one = open_.get(partition.partition_no)
         if one is None or len(one.entries) >= CHUNK_MESSAGES or one.size + size > CHUNK_BYTES:
-            one = open_[partition.partition_no] = Slice(partition, producer, now, [])
+            one = open_[partition.partition_no] = PushSlice(partition, producer, now, [])
             slices.append(one)
         one.entries.append(entry)
         one.transaction_ids.add(entry.transaction_id)
@@ -309,7 +311,7 @@ def _slices(entries: Iterable[tuple[Partition, Entry]], producer: str | None, no
     return slices
 
 
-def _merged(slices: Iterable[Slice]) -> list[_Chunk]:
+def _merged(slices: Iterable[PushSlice]) -> list[_Chunk]:
     """Chunks of slices. Those of one partition stay in their order."""
     open_: dict[int, _Chunk] = {}
     chunks = []
@@ -351,7 +353,7 @@ def _outcomes(chunks: Sequence[_Chunk], rows: Sequence[Row]) -> dict[int, Outcom
     return outcomes
 
 
-def _settle(one: Slice, outcome: Outcome, results: list[PushResult | None]) -> list[Entry]:
+def _settle(one: PushSlice, outcome: Outcome, results: list[PushResult | None]) -> list[PushEntry]:
     """Notes the results of a slice. Returns the messages that are to be tried again."""
     if outcome.how == "stored":
         assert outcome.ids is not None, "a stored chunk has ids"
@@ -370,7 +372,7 @@ def _settle(one: Slice, outcome: Outcome, results: list[PushResult | None]) -> l
     return [entry for at, entry in enumerate(one.entries) if at not in outcome.known]
 
 
-def _failed(one: Slice, entry: Entry, error: str) -> PushResult:
+def _failed(one: PushSlice, entry: PushEntry, error: str) -> PushResult:
     return PushResult("failed", entry.transaction_id, one.partition.queue.name, trace_id=entry.trace_id, error=error)
 
 
@@ -382,5 +384,5 @@ def _repeated(first: PushResult | None, item: PushItem) -> PushResult:
     return PushResult("duplicate", first.transaction_id, item.queue, first.message_id)
 
 
-def _weight(slices: list[Slice]) -> int:
+def _weight(slices: list[PushSlice]) -> int:
     return sum(one.size for one in slices)

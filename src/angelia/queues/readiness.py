@@ -57,6 +57,8 @@ class Ready:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.looked_at = 0.0  # when the last look began
         self._next_look = 0.0
+        self._under_way = 0  # requests that have taken partitions
+        self._returns: list[asyncio.Future[None]] = []
 
     @property
     def waited_for(self) -> bool:
@@ -72,19 +74,39 @@ class Ready:
             self._later[partition_no] = (until, place)
             heapq.heappush(self._due, (until, partition_no))
 
-    def take(self, most: int, now: datetime) -> list[tuple[int, Place]]:
-        """Takes partitions to look at, those of queues with higher priority first. `add` puts them back."""
+    def take(self, most: int, now: datetime) -> dict[int, Place]:
+        """Takes partitions to look at, those of queues with higher priority first. A caller that got some calls
+        `put_back` afterwards."""
         while (due := self._next_due()) is not None and due <= now:
             partition_no = heapq.heappop(self._due)[1]
             self._now[partition_no] = self._later.pop(partition_no)[1]
         if self.scope.queue is None:
-            by_priority = sorted(self._now.items(), key=lambda one: -one[1].priority)
-            taken = by_priority[:most]
+            taken = dict(heapq.nlargest(most, self._now.items(), key=lambda one: one[1].priority))
         else:
-            taken = list(islice(self._now.items(), most))
-        for partition_no, _ in taken:
+            taken = dict(islice(self._now.items(), most))
+        for partition_no in taken:
             del self._now[partition_no]
+        self._under_way += bool(taken)
         return taken
+
+    def put_back(self, untouched: dict[int, Place]) -> None:
+        """Ends a `take`, and returns what was not looked at."""
+        self._under_way -= 1
+        for partition_no, place in untouched.items():
+            self.add(partition_no, place)
+        for waiting in self._returns:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._returns.clear()
+
+    async def come_back(self) -> bool:
+        """Waits until a request that has taken partitions is done with them; False if none has."""
+        if not self._under_way:
+            return False
+        waiting = asyncio.get_running_loop().create_future()
+        self._returns.append(waiting)
+        await waiting
+        return True
 
     def looked(self, mark: str | None, began: float) -> None:
         """The ledger was looked at since then."""

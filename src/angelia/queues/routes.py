@@ -11,9 +11,9 @@ import msgspec
 from angelia.api import Answer, Call, Caller, Route
 from angelia.errors import InvalidArgument
 from angelia.queues import api
-from angelia.queues.asked import Asked
+from angelia.queues.asked import QueryParameters
 from angelia.queues.catalog import Catalog
-from angelia.queues.claims import Claims
+from angelia.queues.claims import MessageClaims
 from angelia.queues.model import (
     DEFAULT,
     MOST_BATCH,
@@ -22,10 +22,10 @@ from angelia.queues.model import (
     Ack,
     AckResult,
     AckStatus,
-    Delivery,
     PopRequest,
     PushItem,
     PushResult,
+    QueueDelivery,
     check_id,
     check_name,
     parse_mode,
@@ -48,7 +48,7 @@ _STATUSES: dict[str, AckStatus] = {
 
 
 def routes(
-    pushes: Pushes, claims: Claims, settlement: Settlement, transactions: Transactions, catalog: Catalog
+    pushes: Pushes, claims: MessageClaims, settlement: Settlement, transactions: Transactions, catalog: Catalog
 ) -> list[Route]:
     async def push(call: Call) -> Answer:
         items = [_push_item(one) for one in call.json(api.PushBody).items]
@@ -63,13 +63,13 @@ def routes(
         return await pop(call, queue=queue, partition=partition)
 
     async def pop_any(call: Call) -> Answer:
-        asked = Asked(call)
+        asked = QueryParameters(call)
         if asked.text("namespace") is None and asked.text("task") is None:
             raise InvalidArgument("namespace or task is required", hint="or name a queue: /api/v1/pop/queue/QUEUE")
         return await pop(call)
 
     async def pop(call: Call, queue: str | None = None, partition: str | None = None) -> Answer:
-        asked = Asked(call)
+        asked = QueryParameters(call)
         if asked.flag("conflation"):
             raise InvalidArgument("conflation is not supported", hint="pop without it")
         request = _pop_request(asked, queue, partition, call.caller.known_as)
@@ -81,7 +81,7 @@ def routes(
         return Answer(body=_popped(delivery, autopilot if asked.flag("autopilot") else msgspec.UNSET))
 
     async def ack(call: Call) -> Answer:
-        body = call.json(api.AckBody)
+        body = call.json(api.QueueAckBody)
         return Answer(body=_acknowledged(await settlement.ack([_ack(body, body.consumerGroup)], call.now)))
 
     async def ack_batch(call: Call) -> Answer:
@@ -190,7 +190,7 @@ def _pushed(index: int, one: PushResult) -> api.PushedRecord:
     )
 
 
-def _pop_request(asked: Asked, queue: str | None, partition: str | None, consumer: str) -> PopRequest:
+def _pop_request(asked: QueryParameters, queue: str | None, partition: str | None, consumer: str) -> PopRequest:
     group = asked.text("consumerGroup") or QUEUE_MODE
     begins = asked.text("subscriptionFrom")
     mode = parse_mode(asked.text("subscriptionMode"))
@@ -213,8 +213,8 @@ def _pop_request(asked: Asked, queue: str | None, partition: str | None, consume
     )
 
 
-def _popped(delivery: Delivery, autopilot: api.Autopilot | msgspec.UnsetType) -> api.PopAnswer:
-    records: list[api.MessageRecord] = []
+def _popped(delivery: QueueDelivery, autopilot: api.Autopilot | msgspec.UnsetType) -> api.PopAnswer:
+    records: list[api.PoppedRecord] = []
     lease, group = delivery.lease_id, delivery.group
     partition = created_at = None
     for one in delivery.messages:
@@ -225,7 +225,7 @@ def _popped(delivery: Delivery, autopilot: api.Autopilot | msgspec.UnsetType) ->
             created_at = one.created_at
             created = f"{created_at:%Y-%m-%dT%H:%M:%S.%f}Z"
         records.append(
-            api.MessageRecord(
+            api.PoppedRecord(
                 one.id,
                 one.transaction_id,
                 one.trace_id,
@@ -253,7 +253,7 @@ def _popped(delivery: Delivery, autopilot: api.Autopilot | msgspec.UnsetType) ->
     )
 
 
-def _ack(one: api.AckBody | api.AckBatchItem | api.TransactionAck, group: str | None) -> Ack:
+def _ack(one: api.QueueAckBody | api.AckBatchItem | api.TransactionAck, group: str | None) -> Ack:
     return Ack(
         transaction_id=check_id(one.transactionId, "transactionId"),
         partition_id=_uuid(one.partitionId) or _NO_LEASE,

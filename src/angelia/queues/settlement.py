@@ -47,7 +47,7 @@ class Settlement:
         self._catalog = catalog
         self._news = news
         self._activity = activity
-        self._commits: GroupCommit[Settling, list[Sequence[Row]]] = GroupCommit(
+        self._commits: GroupCommit[Settling, Sequence[Row]] = GroupCommit(
             ledger.statement, _settle, weight=_weight, most_weight=10_000
         )
 
@@ -55,17 +55,17 @@ class Settlement:
         """Acknowledges messages. Returns for each whether that was taken; it is durable then."""
         parts = await self.parts_of(acks)
         rows = await self._commits.submit(Settling(parts, now)) if parts else []
-        if any(_unknown(told) for told in rows) and await self._groups_changed(parts, rows):
+        if any(map(_unknown, parts, rows)) and await self._groups_changed(parts, rows):
             return await self.ack(acks, now)
         await self.told(parts, rows)
         return results_of(acks, parts, rows)
 
-    async def _groups_changed(self, parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> bool:
+    async def _groups_changed(self, parts: Sequence[Part], rows: Sequence[Row]) -> bool:
         """Whether a consumer group none of whose messages were found was deleted and made anew. What was settled for
         others is settled: to acknowledge it again changes nothing."""
         changed = False
-        for part, told in zip(parts, rows, strict=True):
-            if _unknown(told):
+        for part, row in zip(parts, rows, strict=True):
+            if _unknown(part, row):
                 queue, name = part.partition.queue, part.acks[0].group
                 self._catalog.forget_group(queue.name, name)
                 changed = changed or await self._catalog.group(queue, name) not in (None, part.group_no)
@@ -90,14 +90,19 @@ class Settlement:
             part.acks.append(ack)
         return list(parts.values())
 
-    async def told(self, parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> None:
+    async def told(self, parts: Sequence[Part], rows: Sequence[Row]) -> None:
         """Counts what was settled, and tells consumers of partitions with further messages whose lease ended."""
         freed = []
-        for part, told in zip(parts, rows, strict=True):
-            taken = [ack.status for ack, row in zip(part.acks, told, strict=True) if row["outcome"] == "ok"]
-            dead = sum(row["dead"] for row in told)
-            self._activity.settled(part.partition.queue.queue_no, taken.count("completed"), taken.count("failed"), dead)
-            if told[0]["more"]:
+        for part, row in zip(parts, rows, strict=True):
+            refused = set(row["refused"] or ())
+            taken = [ack.status for at, ack in enumerate(part.acks, 1) if at not in refused]
+            self._activity.settled(
+                part.partition.queue.queue_no,
+                taken.count("completed"),
+                taken.count("failed"),
+                len(row["dead"] or ()),
+            )
+            if row["more"]:
                 freed.append(part.partition)
         if freed:
             await self._news.tell(freed)
@@ -114,10 +119,11 @@ class Settlement:
         await self._commits.close()
 
 
-async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> list[Sequence[Row]]:
-    """Settles messages in one call. Returns the rows about each part's acknowledgments."""
+async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> Sequence[Row]:
+    """Settles messages in one call. Returns a row about each part."""
     acks = [ack for part in parts for ack in part.acks]
-    rows = await store.ack(
+    plain = all(ack.status == "completed" for ack in acks)
+    return await store.ack(
         tx,
         now,
         [part.partition.partition_no for part in parts],
@@ -125,46 +131,39 @@ async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> list[Sequence[
         [part.lease_id for part in parts],
         [len(part.acks) for part in parts],
         [ack.transaction_id for ack in acks],
-        [ack.status for ack in acks],
-        [ack.error for ack in acks],
+        None if plain else [ack.status for ack in acks],
+        None if plain else [ack.error for ack in acks],
     )
-    begins, told = 0, []
-    for part in parts:
-        told.append(rows[begins : begins + len(part.acks)])
-        begins += len(part.acks)
-    return told
 
 
-async def _settle(tx: Tx, batch: Sequence[Settling]) -> list[list[Sequence[Row]] | AngeliaError]:
+async def _settle(tx: Tx, batch: Sequence[Settling]) -> list[Sequence[Row] | AngeliaError]:
     rows = await settle(tx, [part for one in batch for part in one.parts], max(one.now for one in batch))
-    results: list[list[Sequence[Row]] | AngeliaError] = []
+    results: list[Sequence[Row] | AngeliaError] = []
     for one in batch:
         results.append(rows[: len(one.parts)])
         rows = rows[len(one.parts) :]
     return results
 
 
-def results_of(acks: Sequence[Ack], parts: Sequence[Part], rows: Sequence[Sequence[Row]]) -> list[AckResult]:
+def results_of(acks: Sequence[Ack], parts: Sequence[Part], rows: Sequence[Row]) -> list[AckResult]:
     """What became of each acknowledgment of a request, in order."""
-    results = [AckResult(success=False, transaction_id=ack.transaction_id, error=_ERRORS["not_found"]) for ack in acks]
-    for part, told in zip(parts, rows, strict=True):
+    results: list[AckResult | None] = [None] * len(acks)
+    for part, row in zip(parts, rows, strict=True):
+        refused = dict(zip(row["refused"] or (), row["refusals"] or (), strict=True))
+        dead, released = set(row["dead"] or ()), row["released"]
         queue, partition = part.partition.queue.name, part.partition.name
-        for number, ack, row in zip(part.numbers, part.acks, told, strict=True):
-            _, outcome, dead, released, _, _ = row.values()
+        for at, (number, ack) in enumerate(zip(part.numbers, part.acks, strict=True), 1):
+            error = _ERRORS[refused[at]] if at in refused else None
             results[number] = AckResult(
-                success=outcome == "ok",
-                transaction_id=ack.transaction_id,
-                error=_ERRORS.get(outcome),
-                queue=queue,
-                partition=partition,
-                lease_released=released,
-                dlq=dead,
+                error is None, ack.transaction_id, error, queue, partition, released, at in dead
             )
-    return results
+    unknown = _ERRORS["not_found"]
+    return [one or AckResult(False, ack.transaction_id, unknown) for ack, one in zip(acks, results, strict=True)]
 
 
-def _unknown(told: Sequence[Row]) -> bool:
-    return all(row["outcome"] == "not_found" for row in told)
+def _unknown(part: Part, row: Row) -> bool:
+    """Whether none of the messages was found."""
+    return row["refusals"] is not None and row["refusals"].count("not_found") == len(part.acks)
 
 
 def _weight(one: Settling) -> int:

@@ -7,7 +7,7 @@ from angelia.keys.slice import KeysSlice
 from angelia.queues import routes
 from angelia.queues.activity import Activity
 from angelia.queues.catalog import Catalog
-from angelia.queues.claims import Claims
+from angelia.queues.claims import MessageClaims
 from angelia.queues.hot_store import HotNews
 from angelia.queues.maintenance import Buffer
 from angelia.queues.news import News
@@ -31,7 +31,7 @@ class QueuesSlice:
         self.buffer = Buffer(ledger, self.payloads)
         self.pushes = Pushes(ledger, self.catalog, self.payloads, self.news, self.buffer, self.activity)
         self.settlement = Settlement(ledger, self.catalog, self.news, self.activity)
-        self.claims = Claims(ledger, self.catalog, self.payloads, self.news, self.settlement, self.activity)
+        self.claims = MessageClaims(ledger, self.catalog, self.payloads, self.news, self.settlement, self.activity)
         self.transactions = Transactions(ledger, self.pushes, self.settlement)
 
     def routes(self) -> list[Route]:

@@ -92,7 +92,7 @@ async def pop(tx: Tx, now: datetime, *arrays: Sequence[object]) -> Sequence[Row]
     return await tx.fetch(SQL["pop"], now, *arrays)
 
 
-async def ack(tx: Tx, now: datetime, *arrays: Sequence[object]) -> Sequence[Row]:
+async def ack(tx: Tx, now: datetime, *arrays: Sequence[object] | None) -> Sequence[Row]:
     """Settles messages; the arrays and the rows are those of the function `queue_ack`."""
     return await tx.fetch(SQL["ack"], now, *arrays)
 

@@ -391,18 +391,19 @@ LANGUAGE sql AS $$
 $$;
 
 -- Settles messages for several requests. A settlement is about one cursor and one lease, or none; its messages lie together in
--- transaction_ids, statuses ('completed', 'failed', 'retry', 'dlq') and errors. Rows tell of each message:
---   ok         done, or nothing was left to do
---   not_found  the partition has no such message
---   lease      the lease is over, or another's
--- and whether it became a dead letter, whether the lease ended, and whether the partition has further messages, from when on.
+-- transaction_ids, statuses ('completed', 'failed', 'retry', 'dlq'; NULL: all are completed) and errors (NULL: none has one).
+-- Returns one row for each settlement, with numbers of its messages from 1 on: those that were refused and why ('not_found': the
+-- partition has no such message; 'lease': the lease is over, or another's), those that became dead letters; and whether the lease
+-- ended, and the partition has further messages, from when on.
 CREATE FUNCTION queue_ack(
   now_ TIMESTAMPTZ, partition_nos BIGINT[], group_nos BIGINT[], lease_ids UUID[], counts INTEGER[],
   transaction_ids TEXT[], statuses TEXT[], errors TEXT[]
-) RETURNS TABLE (message INTEGER, outcome TEXT, dead BOOLEAN, released BOOLEAN, more BOOLEAN, until TIMESTAMPTZ) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (refused INTEGER[], refusals TEXT[], dead INTEGER[], released BOOLEAN, more BOOLEAN, until TIMESTAMPTZ) LANGUAGE plpgsql AS $$
 DECLARE
   part RECORD;
   place RECORD;         -- the partition, its options and the newest version of the cursor
+  c RECORD;             -- a chunk
+  ids TEXT[];
   begins INTEGER;
   mine TEXT;            -- what the lease of the settlement is: live, ended or lost
   positions BIGINT[];
@@ -429,7 +430,10 @@ BEGIN
     ORDER BY w.n
   LOOP
     begins := part.until - part.count + 1;
-    dead := false;
+    ids := transaction_ids[begins:part.until];
+    refused := NULL;
+    refusals := NULL;
+    dead := NULL;
     released := false;
     more := false;
     until := NULL;
@@ -442,58 +446,85 @@ BEGIN
     ) AS s ON true
     WHERE w.partition_no = part.partition_no;
     IF NOT FOUND THEN
-      outcome := 'not_found';
-      FOR n IN begins .. part.until LOOP
-        message := n;
-        RETURN NEXT;
-      END LOOP;
+      refused := ARRAY(SELECT generate_series(1, part.count));
+      refusals := array_fill('not_found'::text, ARRAY[part.count]);
+      RETURN NEXT;
       CONTINUE;
-    END IF;
-
-    SELECT array_agg(h.position ORDER BY m.n), bool_or(h.several) INTO positions, several
-    FROM unnest(transaction_ids[begins:part.until]) WITH ORDINALITY AS m (id, n)
-    CROSS JOIN LATERAL (
-      SELECT max(i.position) AS position, count(*) > 1 AS several FROM queue_ids AS i
-      WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
-    ) AS h;
-    IF several THEN
-      -- Several messages have one hash: the text decides, and of one that was put back the newest.
-      SELECT array_agg(h.position ORDER BY m.n) INTO positions
-      FROM unnest(transaction_ids[begins:part.until]) WITH ORDINALITY AS m (id, n)
-      CROSS JOIN LATERAL (
-        SELECT max(i.position) AS position FROM queue_ids AS i
-        CROSS JOIN LATERAL (
-          SELECT c.transaction_ids[i.position - c.end_position + c.count + 1] AS id FROM queue_chunks AS c
-          WHERE c.partition_no = part.partition_no AND c.end_position > i.position ORDER BY c.end_position LIMIT 1
-        ) AS c
-        WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor AND c.id = m.id
-      ) AS h;
     END IF;
 
     at := greatest(place.position, place.floor);
     settled := coalesce(place.settled, '{}');
-    mine := CASE
-      WHEN part.lease_id IS NULL OR part.lease_id = place.lease_id AND place.lease_until > now_ THEN 'live'
-      WHEN part.lease_id = place.ended_lease THEN 'ended'
-      ELSE 'lost' END;
-    SELECT array_agg(
-        CASE
-          WHEN m.position IS NULL OR place.removed @> m.position THEN 'not_found'
-          WHEN (m.position < at OR settled @> m.position) AND (m.status = 'completed' OR mine <> 'lost') THEN 'ok'
-          WHEN mine = 'ended' AND m.status IN ('failed', 'retry') THEN 'ok'
-          WHEN mine <> 'live' OR part.lease_id IS NOT NULL AND m.position >= place.lease_end THEN 'lease'
-          ELSE m.status
-        END ORDER BY m.n)
-      INTO outcomes
-    FROM unnest(positions, statuses[begins:part.until]) WITH ORDINALITY AS m (position, status, n);
-    SELECT settled + coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome IN ('completed', 'dlq')), '{}'),
-      coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome = 'failed'), '{}'),
-      coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome = 'dlq'), '{}'),
-      coalesce(bool_or(m.outcome IN ('failed', 'retry')), false)
-    INTO settled, failed, given_up, ends_
-    FROM unnest(positions, outcomes) AS m (position, outcome);
-    failed := failed - settled;
-    given_up := given_up - coalesce(place.settled, '{}');
+    failed := '{}';
+    given_up := '{}';
+    ends_ := false;
+    positions := NULL;
+    IF statuses IS NULL AND part.lease_id = place.lease_id AND place.lease_until > now_ AND place.lease_end - at = part.count
+      AND isempty(place.passed) AND NOT settled && int8range(at, place.lease_end) THEN
+      -- Most often all messages of a lease are completed together, in their order: then their chunks have these very ids.
+      position_ := at;
+      FOR c IN
+        SELECT k.end_position, k.count, k.transaction_ids FROM queue_chunks AS k
+        WHERE k.partition_no = part.partition_no AND k.end_position > at AND k.stored_at >= coalesce(place.read_at, '-infinity')
+          AND k.stored_at < now_ + interval '1 day'
+        ORDER BY k.end_position
+      LOOP
+        EXIT WHEN c.transaction_ids[position_ - c.end_position + c.count + 1 : least(c.end_position, place.lease_end) - c.end_position + c.count]
+          <> ids[position_ - at + 1 : least(c.end_position, place.lease_end) - at];
+        position_ := least(c.end_position, place.lease_end);
+        EXIT WHEN position_ = place.lease_end;
+      END LOOP;
+      IF position_ = place.lease_end THEN
+        positions := '{}';
+        settled := settled + int8multirange(int8range(at, position_));
+      END IF;
+    END IF;
+
+    IF positions IS NULL THEN
+      SELECT array_agg(h.position ORDER BY m.n), bool_or(h.several) INTO positions, several
+      FROM unnest(ids) WITH ORDINALITY AS m (id, n)
+      CROSS JOIN LATERAL (
+        SELECT max(i.position) AS position, count(*) > 1 AS several FROM queue_ids AS i
+        WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
+      ) AS h;
+      IF several THEN
+        -- Several messages have one hash: the text decides, and of one that was put back the newest.
+        SELECT array_agg(h.position ORDER BY m.n) INTO positions
+        FROM unnest(ids) WITH ORDINALITY AS m (id, n)
+        CROSS JOIN LATERAL (
+          SELECT max(i.position) AS position FROM queue_ids AS i
+          CROSS JOIN LATERAL (
+            SELECT k.transaction_ids[i.position - k.end_position + k.count + 1] AS id FROM queue_chunks AS k
+            WHERE k.partition_no = part.partition_no AND k.end_position > i.position ORDER BY k.end_position LIMIT 1
+          ) AS k
+          WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
+            AND k.id = m.id
+        ) AS h;
+      END IF;
+      mine := CASE
+        WHEN part.lease_id IS NULL OR part.lease_id = place.lease_id AND place.lease_until > now_ THEN 'live'
+        WHEN part.lease_id = place.ended_lease THEN 'ended'
+        ELSE 'lost' END;
+      SELECT array_agg(
+          CASE
+            WHEN m.position IS NULL OR place.removed @> m.position THEN 'not_found'
+            WHEN (m.position < at OR settled @> m.position) AND (coalesce(m.status, 'completed') = 'completed' OR mine <> 'lost') THEN 'ok'
+            WHEN mine = 'ended' AND m.status IN ('failed', 'retry') THEN 'ok'
+            WHEN mine <> 'live' OR part.lease_id IS NOT NULL AND m.position >= place.lease_end THEN 'lease'
+            ELSE coalesce(m.status, 'completed')
+          END ORDER BY m.n)
+        INTO outcomes
+      FROM unnest(positions, statuses[begins:part.until]) WITH ORDINALITY AS m (position, status, n);
+      SELECT settled + coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome IN ('completed', 'dlq')), '{}'),
+        coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome = 'failed'), '{}'),
+        coalesce(range_agg(int8range(m.position, m.position + 1)) FILTER (WHERE m.outcome = 'dlq'), '{}'),
+        coalesce(bool_or(m.outcome IN ('failed', 'retry')), false),
+        array_agg(m.n::integer ORDER BY m.n) FILTER (WHERE m.outcome IN ('not_found', 'lease')),
+        array_agg(m.outcome ORDER BY m.n) FILTER (WHERE m.outcome IN ('not_found', 'lease'))
+      INTO settled, failed, given_up, ends_, refused, refusals
+      FROM unnest(positions, outcomes) WITH ORDINALITY AS m (position, outcome, n);
+      failed := failed - settled;
+      given_up := given_up - coalesce(place.settled, '{}');
+    END IF;
 
     position_ := queue_position_after(at, settled + coalesce(place.passed, '{}'));
     attempts_ := CASE WHEN position_ = place.position THEN place.attempts ELSE 0 END;
@@ -510,18 +541,18 @@ BEGIN
       ELSE
         attempts_ := attempts_ + 1;
         retry_at_ := now_ + (place.options ->> 'retryDelay')::bigint * interval '1 millisecond';
-        failed := '{}';
       END IF;
     END IF;
     released := place.lease_id IS NOT NULL AND place.lease_until > now_ AND (ends_ OR left_ <@ settled);
     IF released OR ends_ THEN
       until := retry_at_;
-      more := EXISTS (SELECT FROM queue_chunks AS c WHERE c.partition_no = part.partition_no AND c.end_position > position_
-        AND c.stored_at >= coalesce(place.read_at, '-infinity'));
+      more := EXISTS (SELECT FROM queue_chunks AS k WHERE k.partition_no = part.partition_no AND k.end_position > position_
+        AND k.stored_at >= coalesce(place.read_at, '-infinity') AND k.stored_at < now_ + interval '1 day');
     END IF;
 
     newly := queue_count(settled - coalesce(place.settled, '{}'));
     IF NOT isempty(given_up) THEN
+      SELECT array_agg(m.n::integer ORDER BY m.n) INTO dead FROM unnest(positions) WITH ORDINALITY AS m (position, n) WHERE given_up @> m.position;
       PERFORM queue_bury(now_, place.queue_no, part.partition_no, part.group_no, array_agg(d.position), array_agg(errors[begins + d.n - 1]),
         coalesce(place.attempts, 0))
       FROM (
@@ -529,7 +560,7 @@ BEGIN
         WHERE given_up @> w.position ORDER BY w.position, w.n
       ) AS d;
     END IF;
-    IF settled <> coalesce(place.settled, '{}') OR ends_ THEN
+    IF newly > 0 OR ends_ THEN
       IF (SELECT count(*) FROM unnest(settled)) > 1000 THEN
         -- Many gaps, of messages that expired or were sought over: from here on they count as settled.
         settled := settled + int8multirange(int8range(0, position_));
@@ -546,12 +577,7 @@ BEGIN
       );
       DELETE FROM queue_cursors AS k WHERE k.ctid = place.tuple;
     END IF;
-    FOR n IN 1 .. part.count LOOP
-      message := begins + n - 1;
-      outcome := CASE WHEN outcomes[n] IN ('not_found', 'lease') THEN outcomes[n] ELSE 'ok' END;
-      dead := positions[n] IS NOT NULL AND given_up @> positions[n];
-      RETURN NEXT;
-    END LOOP;
+    RETURN NEXT;
   END LOOP;
 END
 $$;
