@@ -1,0 +1,1 @@
+DROP TABLE queen_partitions;
