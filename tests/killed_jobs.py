@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,30 @@ def dies_at(step: str) -> Callable[[str, JobRun], None]:
     def told(name: str, _run: JobRun) -> None:
         if name == step:
             raise Died(step)
+
+    return told
+
+
+def dies_at_the_second(step: str) -> Callable[[str, JobRun], None]:
+    """Returns a function that breaks a job off when it comes to a step for the second time."""
+    seen: list[str] = []
+
+    def told(name: str, _run: JobRun) -> None:
+        seen.append(name)
+        if seen.count(step) == 2:
+            raise Died(step)
+
+    return told
+
+
+def meanwhile(step: str, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[str, JobRun], None]:
+    """Returns a function that acts in a thread of its own when a job comes to a step."""
+
+    def told(name: str, _run: JobRun) -> None:
+        if name == step:
+            other = threading.Thread(target=lambda: asyncio.run(act()))
+            other.start()
+            other.join()
 
     return told
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import ExitStack
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
+from angelia.pipeline.jobs.archive_queues import archive_queues
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
@@ -24,6 +25,7 @@ from receipt_rows import NOW
 
 JOBS = {
     "archive audit": archive_audit,
+    "archive queues": archive_queues,
     "archive receipts": archive_receipts,
     "archive rooms": archive_rooms,
     "archive sessions": archive_sessions,

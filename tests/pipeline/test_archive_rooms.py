@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
 
 import asyncpg
 import pytest
 
 from angelia.envelope.times import unix_ms
 from angelia.errors import Conflict
-from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_rooms as job
 from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.rooms.model import Room
 from angelia.stores.objects import Objects
-from killed_jobs import Died, dies_at, dying, killed
+from killed_jobs import Died, dies_at, dies_at_the_second, dying, killed, meanwhile
 from receipt_rows import NOW
 from room_rows import EXPIRED, KEPT, agent, deleted, execute, held_messages, made, packed, posted
 
 MIDNIGHT = datetime(2026, 11, 14, tzinfo=UTC)
 A_MS = timedelta(milliseconds=1)
-
-
-def meanwhile(step: str, act: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[str, runs.JobRun], None]:
-    """Returns a function that acts in a thread of its own when a job comes to a step."""
-
-    def told(name: str, _run: runs.JobRun) -> None:
-        if name == step:
-            other = threading.Thread(target=lambda: asyncio.run(act()))
-            other.start()
-            other.join()
-
-    return told
 
 
 async def retain(database_url: str, room: Room, kept: timedelta) -> None:
@@ -196,14 +180,3 @@ async def test_killed_at_a_step_the_next_run_finishes_the_work_and_each_message_
     assert archive_rooms(work()).rows == 11
     now = await held_messages(database_url, objects)
     assert (now.ledger, now.unpacked, now.archive) == ([], 0, sorted([*every, *map(str, later)]))
-
-
-def dies_at_the_second(step: str) -> Callable[[str, runs.JobRun], None]:
-    seen: list[str] = []
-
-    def told(name: str, _run: runs.JobRun) -> None:
-        seen.append(name)
-        if seen.count(step) == 2:
-            raise Died(step)
-
-    return told

@@ -46,6 +46,7 @@ _ALL = (
     JobEntry(name="archive receipts", since=True, until=True),
     JobEntry(name="archive sessions", until=True),
     JobEntry(name="archive rooms"),
+    JobEntry(name="archive queues"),
     JobEntry(name="archive audit"),
     JobEntry(name="retention", destroys=Destruction(verb="remove", doing="removing")),
     JobEntry(name="analytics", simulated=True, since=True, until=True),

@@ -20,7 +20,7 @@ from angelia.audit.model import ARCHIVE_RUN, Detail, Event
 from angelia.pipeline.database import Database
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.commit import is_simulated
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, ROOMS, SESSIONS
+from angelia.pipeline.lake.tables import AUDIT, QUEUE_MESSAGES, RECEIPTS, ROOMS, SESSIONS
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.session import Where, session
 from angelia.settings import Settings
@@ -88,7 +88,8 @@ class JobContext:
         """How many rows a job can be about, at most: those of the archive, and those of the ledger by its size."""
         if not self.where.embedded:
             return None
-        archived = sum(listing.row_count(self.objects, table) for table in (RECEIPTS, SESSIONS, ROOMS, AUDIT))
+        tables = (RECEIPTS, SESSIONS, ROOMS, QUEUE_MESSAGES, AUDIT)
+        archived = sum(listing.row_count(self.objects, table) for table in tables)
         if self.simulated:
             return archived
         with Database.open(self.database_url) as database:

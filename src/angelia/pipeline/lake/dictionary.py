@@ -8,7 +8,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from angelia.pipeline.lake import tables
-from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, DAY, RECEIPTS, ROOMS, SESSIONS, TABLES, Table
+from angelia.pipeline.lake.tables import (
+    ANALYTICS,
+    AUDIT,
+    DAY,
+    QUEUE_DEAD_LETTERS,
+    QUEUE_MESSAGES,
+    RECEIPTS,
+    ROOMS,
+    SESSIONS,
+    TABLES,
+    Table,
+)
 
 _TYPES = {
     pa.string(): "string",
@@ -27,12 +38,17 @@ _COMMITS = {
     AUDIT.name: "`archive audit`, with the last position that is archived",
     SESSIONS.name: "`archive sessions`, with the number of the run",
     ROOMS.name: "`archive rooms`, with the number of the run",
+    QUEUE_MESSAGES.name: "`archive queues`, with the number of the run",
+    QUEUE_DEAD_LETTERS.name: "`archive queues, dead letters`, with the number of the run",
     **{table.name: "`analytics`, with the number of the run" for table in ANALYTICS},
 }
 _EXAMPLES = {
     RECEIPTS.name: "SELECT status, count(*) FROM delivery_receipts WHERE sender_nhi = 'alice' GROUP BY status",
     ROOMS.name: "SELECT timestamp_millis(ts) AS posted_at, author, body FROM rooms WHERE room_name = 'build-talk' "
     "ORDER BY ts",
+    QUEUE_MESSAGES.name: "SELECT created_at, ended, CAST(payload AS STRING) AS payload FROM queue_messages "
+    "WHERE queue = 'orders' AND key_id IS NULL ORDER BY created_at",
+    QUEUE_DEAD_LETTERS.name: "SELECT queue, error, count(*) FROM queue_dead_letters GROUP BY queue, error",
     AUDIT.name: "SELECT position, event_type FROM audit_events WHERE object_nhi = 'alice' ORDER BY position",
 }
 _COUNTED = "SELECT day, count(*) AS rows FROM {name} GROUP BY day ORDER BY day"

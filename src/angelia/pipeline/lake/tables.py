@@ -176,6 +176,58 @@ ROOMS = Table(
     ),
 )
 
+_PLACE = (
+    always("queue_id", pa.string(), "the queue, a UUID"),
+    always("queue", pa.string(), "its name"),
+    always("partition_id", pa.string(), "the partition, a UUID"),
+    always("partition", pa.string(), "its name"),
+)
+_CONTENT = (
+    always("transaction_id", pa.string(), "the id that the producer gave the message", unique=True),
+    column("trace_id", pa.string(), "the producer's id for what it belongs to", unique=True),
+    column("producer", pa.string(), "who pushed it: the handle of an agent, or the subject of a token"),
+    column("key_id", pa.string(), "the data key that encrypts the payload, a UUID; none: it is plain"),
+    always("payload", pa.binary(), "the payload as it was stored: JSON; encrypted: nonce, ciphertext and tag"),
+)
+
+QUEUE_MESSAGES = Table(
+    name="queue_messages",
+    about="Messages of queues that are archived, after their retention.",
+    id="message_id",
+    found_by=("partition_id", "position"),
+    columns=(
+        *_PLACE,
+        always("position", pa.int64(), "place of the message in its partition, from 0"),
+        always("message_id", pa.string(), "the message's own id, a UUID", unique=True),
+        *_CONTENT,
+        always("created_at", _TIME, "when it was pushed; its day is the partition of the table"),
+        always(
+            "ended",
+            pa.string(),
+            "how it ended: `completed` by every consumer group, `dead` (there is a dead letter of it), `evicted` after "
+            "too long a wait, or `expired`: its retention was over first",
+        ),
+    ),
+)
+
+QUEUE_DEAD_LETTERS = Table(
+    name="queue_dead_letters",
+    about="Dead letters of queues that are archived, after their retention: one row for each consumer group.",
+    id="letter_id",
+    columns=(
+        always("letter_id", pa.string(), "number of the dead letter", unique=True),
+        *_PLACE,
+        column("consumer_group", pa.string(), "the group that gave it up; none if that was deleted"),
+        always("position", pa.int64(), "place of the message in its partition, from 0"),
+        always("message_id", pa.string(), "the message's own id, a UUID", unique=True),
+        *_CONTENT,
+        always("error", pa.string(), "why the work on it failed"),
+        always("attempts", pa.int32(), "how often it had failed before"),
+        always("created_at", _TIME, "when the message was pushed"),
+        always("failed_at", _TIME, "when it became a dead letter; its day is the partition of the table"),
+    ),
+)
+
 HOURS = Table(
     name="receipt_hours",
     about="Receipts by the hour that they were sent in and by priority.",
@@ -322,4 +374,6 @@ STORAGE = Table(
 
 # The tables that analytics writes. Those of receipts and keys can be computed again; rooms and stores are as they were.
 ANALYTICS = (HOURS, LATENCIES, AGENTS, BUCKETS, DAYS, KEY_DAYS, KEY_GRACE, ROOM_DAYS, TOP_ROOMS, STORAGE)
-TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, *ANALYTICS)}
+TABLES = {
+    table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, QUEUE_MESSAGES, QUEUE_DEAD_LETTERS, *ANALYTICS)
+}

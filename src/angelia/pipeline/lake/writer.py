@@ -28,8 +28,8 @@ from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
 NAME = "angelia_lake"
-_FILE_ROWS = 2_000_000
-_GROUP_ROWS = 128_000
+_FILE_ROWS, _FILE_BYTES = 2_000_000, 1 << 30
+_GROUP_ROWS, _GROUP_BYTES = 128_000, 64 << 20  # payloads of messages are large, and a group is in memory
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Files:
                 name = f"{DAY}={day}/{self._task}-{self._number}.parquet"
                 file = self._open[day] = _File(self._objects, self._filesystem, self._table, day, name)
             file.add(self._marked(rows).select(self._table.file_schema.names).cast(self._table.file_schema))
-            if file.rows >= _FILE_ROWS:
+            if file.rows >= _FILE_ROWS or file.size >= _FILE_BYTES:
                 self.written.append(self._open.pop(day).close())
 
     def _marked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -184,22 +184,29 @@ class _File:
         self._ordered = table.ordered
         self._bounds: list[int] = []  # the least and the most of each batch
         self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = 0
+        self._pending_rows = self._pending_bytes = 0
         self.rows = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, without those of the last group."""
+        size: int = self._stream.tell()
+        return size
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._pending.append(rows)
         self._pending_rows += rows.num_rows
+        self._pending_bytes += rows.nbytes
         if self._ordered is not None:
             self._bounds += pc.min_max(rows.column(self._ordered)).as_py().values()
         self.rows += rows.num_rows
-        if self._pending_rows >= _GROUP_ROWS:
+        if self._pending_rows >= _GROUP_ROWS or self._pending_bytes >= _GROUP_BYTES:
             self._flush()
 
     def close(self) -> AddAction:
         self._flush()
         self._writer.close()
-        size = self._stream.tell()  # saves a request to the store
+        size = self.size  # saves a request to the store
         self._stream.close()
         stats: dict[str, object] = {"numRecords": self.rows}
         if self._ordered is not None:
@@ -210,7 +217,7 @@ class _File:
     def _flush(self) -> None:
         if self._pending:
             self._writer.write_table(pa.Table.from_batches(self._pending), row_group_size=_GROUP_ROWS)
-        self._pending, self._pending_rows = [], 0
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
 
 def _by_day(batch: pa.RecordBatch) -> Sequence[tuple[str, pa.RecordBatch]]:

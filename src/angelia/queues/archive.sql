@@ -1,0 +1,161 @@
+-- part: place
+-- Where a message is. An encrypted payload is bound to these names and to the id of its message.
+q.queue_id::text AS queue_id, q.name AS queue, p.partition_id::text AS partition_id, p.name AS partition
+
+-- part: message
+-- What the archive keeps of the message with the number m.number in the chunk `c`. Its payload is as it is stored.
+{place}, m.position, queue_message_id(c.first_id, m.number)::text AS message_id, c.transaction_ids[m.number + 1] AS transaction_id,
+  c.trace_ids[m.number + 1] AS trace_id, c.producer, c.key_id::text AS key_id,
+  substr(c.body, coalesce(c.ends[m.number], 0) + 1, c.ends[m.number + 1] - coalesce(c.ends[m.number], 0)) AS payload, c.created_at,
+  (p.partition_no % 256)::smallint AS bucket, (c.created_at AT TIME ZONE 'UTC')::date AS day
+
+-- part: letter
+-- What the archive keeps of the dead letter `d`.
+d.letter_no::text AS letter_id, {place}, g.name AS consumer_group, d.position, d.message_id::text AS message_id, d.transaction_id, d.trace_id,
+  d.producer, d.key_id::text AS key_id, d.body AS payload, d.error, d.attempts, d.created_at, d.failed_at,
+  (d.partition_no % 256)::smallint AS bucket, (d.failed_at AT TIME ZONE 'UTC')::date AS day
+
+-- part: first
+-- Messages before it have left the partition.
+coalesce(p.purge_floor, p.floor)
+
+-- part: ended
+-- How a message ended that retention has hidden. What a consumer group had consumed by then was noted.
+CASE
+  WHEN p.evicted @> m.position THEN 'evicted'
+  WHEN EXISTS (SELECT FROM queue_dead_letters AS d WHERE d.partition_no = p.partition_no AND d.position = m.position) THEN 'dead'
+  WHEN m.position < (
+    SELECT h.consumed FROM queue_hidden AS h WHERE h.partition_no = p.partition_no AND h.position > m.position ORDER BY h.position LIMIT 1
+  ) THEN 'completed'
+  ELSE 'expired'
+END
+
+-- part: hidden
+-- Partitions with messages that wait for the archive: from the floor of the disk up to w.position.
+queue_partitions AS p
+CROSS JOIN LATERAL (SELECT max(h.position) AS position FROM queue_hidden AS h WHERE h.partition_no = p.partition_no) AS w
+
+-- part: letters
+queue_dead_letters AS d
+JOIN queue_partitions AS p ON p.partition_no = d.partition_no
+JOIN queues AS q ON q.queue_no = p.queue_no
+LEFT JOIN queue_groups AS g ON g.group_no = d.group_no
+
+-- part: due_letters
+-- Dead letters of archived queues whose retention is over at the time $1.
+{letters} CROSS JOIN LATERAL (SELECT q.options || p.options AS options) AS o
+WHERE o.options @> '{"retentionEnabled": true, "archiveEnabled": true}' AND (o.options ->> 'completedRetentionSeconds')::bigint > 0
+  AND d.failed_at <= $1::timestamptz - (o.options ->> 'completedRetentionSeconds')::bigint * interval '1 second'
+
+-- name: queue_messages_hidden
+-- Messages that retention has hidden, and that wait for the archive. Those that were deleted are not archived.
+SELECT {message}, {ended} AS ended
+FROM {hidden} JOIN queues AS q ON q.queue_no = p.queue_no
+JOIN queue_chunks AS c ON c.partition_no = p.partition_no AND c.end_position > p.purge_floor AND c.end_position - c.count < w.position
+CROSS JOIN LATERAL (
+  SELECT n AS position, (n - c.end_position + c.count)::int AS number
+  FROM generate_series(greatest(c.end_position - c.count, p.purge_floor), least(c.end_position, w.position) - 1) AS n
+) AS m
+WHERE p.purge_floor < w.position AND NOT p.removed @> m.position
+
+-- name: queue_messages_about_agent
+-- The messages that an agent pushed and that are there, hidden ones included. All chunks are looked at.
+SELECT {message}, CASE WHEN m.position < p.floor THEN {ended} END AS ended
+FROM queue_chunks AS c JOIN queue_partitions AS p ON p.partition_no = c.partition_no AND c.end_position > {first}
+JOIN queues AS q ON q.queue_no = p.queue_no
+CROSS JOIN LATERAL (
+  SELECT n AS position, (n - c.end_position + c.count)::int AS number
+  FROM generate_series(greatest(c.end_position - c.count, {first}), c.end_position - 1) AS n
+) AS m
+WHERE c.producer = $1 AND NOT p.removed @> m.position
+
+-- name: queue_dead_letters_due
+SELECT {letter} FROM {due_letters}
+
+-- name: queue_dead_letters_about_agent
+-- The dead letters of messages that an agent pushed.
+SELECT {letter} FROM {letters} WHERE d.producer = $1
+
+-- name: queue_messages_waiting
+-- How many wait for the archive, and since when the first of them does.
+SELECT coalesce(sum(w.position - p.purge_floor - queue_count(p.removed * int8multirange(int8range(p.purge_floor, w.position)))), 0)::bigint AS row_count,
+  (SELECT min(hidden_at) FROM queue_hidden) AS since
+FROM {hidden} WHERE p.purge_floor < w.position
+
+-- name: queue_dead_letters_waiting
+SELECT count(*) AS row_count, min(d.failed_at + (o.options ->> 'completedRetentionSeconds')::bigint * interval '1 second') AS since
+FROM {due_letters}
+
+-- name: queue_dead_letters_waiting_count
+-- However many there are, no more than $2 are read.
+SELECT count(*) FROM (SELECT 1 FROM {due_letters} LIMIT $2) AS counted
+
+-- part: raised
+-- Raises the floors of the partitions in `held`: what is before them may leave the disk. Without one, all that is hidden may.
+noted AS (
+  DELETE FROM queue_hidden AS h USING held WHERE h.partition_no = held.partition_no AND h.position <= held.position
+)
+UPDATE queue_partitions AS p SET purge_floor = (
+  SELECT held.position FROM queue_hidden AS h WHERE h.partition_no = held.partition_no AND h.position > held.position LIMIT 1
+)
+FROM held WHERE p.partition_no = held.partition_no
+
+-- name: queues_pass_deleted
+-- Deleted messages are not archived, so the archive does not wait at one.
+WITH held AS MATERIALIZED (
+  SELECT p.partition_no, queue_position_after(p.purge_floor, p.removed) AS position
+  FROM queue_partitions AS p WHERE p.purge_floor IS NOT NULL AND p.removed @> p.purge_floor ORDER BY p.partition_no FOR NO KEY UPDATE
+), {raised}
+
+-- name: queue_messages_given
+-- Count and sum over the ids of archived messages, to be compared with what was read back from the archive.
+SELECT count(*) AS row_count, coalesce(sum(('x' || left(md5(message_id), 15))::bit(60)::bigint), 0)::text AS id_hash_sum
+FROM archived_ids
+
+-- name: queue_dead_letters_given
+SELECT count(*) AS row_count, coalesce(sum(('x' || left(md5(letter_id), 15))::bit(60)::bigint), 0)::text AS id_hash_sum
+FROM archived_ids
+
+-- name: queues_numbered_before
+DROP TABLE IF EXISTS pg_temp.numbered_ids
+
+-- name: queue_messages_numbered
+-- How far each partition is archived, numbered in the order in which all lock them.
+CREATE TEMPORARY TABLE numbered_ids AS
+SELECT row_number() OVER (ORDER BY p.partition_no) AS n, p.partition_no, a.position
+FROM (SELECT partition_id::uuid AS partition_id, max(position) + 1 AS position FROM archived_ids GROUP BY 1) AS a
+JOIN queue_partitions AS p ON p.partition_id = a.partition_id
+
+-- name: queue_dead_letters_numbered
+CREATE TEMPORARY TABLE numbered_ids AS
+SELECT row_number() OVER (ORDER BY letter_id::bigint) AS n, letter_id::bigint AS letter_no FROM archived_ids
+
+-- name: queues_numbered_key
+ALTER TABLE numbered_ids ADD PRIMARY KEY (n)
+
+-- name: queues_numbered_count
+SELECT count(*) AS row_count FROM numbered_ids
+
+-- name: queues_by_key
+-- The planner knows nothing of the temporary table: rows are looked up one by one, however large the others are.
+SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)
+
+-- name: queue_messages_purge
+-- Lets archived messages leave the disk: retention drops their chunks with their day. A partition whose queue is no longer archived has no
+-- such floor, and one whose messages waited too long may have one that is further on.
+WITH held AS MATERIALIZED (
+  SELECT p.partition_no, queue_position_after(greatest(p.purge_floor, a.position), p.removed) AS position
+  FROM numbered_ids AS a JOIN queue_partitions AS p ON p.partition_no = a.partition_no
+  WHERE a.n > $1 AND a.n <= $2 AND p.purge_floor IS NOT NULL ORDER BY p.partition_no FOR NO KEY UPDATE OF p
+), {raised}
+
+-- name: queue_dead_letters_purge
+-- Exactly these; one that is gone was put back or removed meanwhile.
+WITH gone AS (
+  DELETE FROM queue_dead_letters AS d USING numbered_ids AS a
+  WHERE a.n > $1 AND a.n <= $2 AND d.letter_no = a.letter_no RETURNING d.partition_no
+)
+INSERT INTO queue_retention_history (at, queue_name, partition_no, partition_name, kind, count)
+SELECT $3, q.name, p.partition_no, p.name, 'failed', g.count
+FROM (SELECT partition_no, count(*) AS count FROM gone GROUP BY partition_no) AS g
+JOIN queue_partitions AS p ON p.partition_no = g.partition_no JOIN queues AS q ON q.queue_no = p.queue_no
