@@ -125,10 +125,9 @@ class Pushes:
         firsts = _firsts(items, waiting)
         waiting = [entry for entry in waiting if firsts[entry.number] == entry.number]
         for _ in range(_ROUNDS):
-            if not waiting:
-                break
-            waiting = await self._round(items, waiting, producer, now, results)
-        else:
+            if waiting:
+                waiting = await self._round(items, waiting, producer, now, results)
+        if waiting:
             raise Unavailable("queues changed while messages were pushed to them", hint="try again", retry_after=1)
         for number, first in enumerate(firsts):
             if number != first:
@@ -288,6 +287,8 @@ def _entries(items: Sequence[PushItem]) -> list[PushEntry]:
 
 def _firsts(items: Sequence[PushItem], entries: Sequence[PushEntry]) -> list[int]:
     """For each message of a request the number of the first one with its transaction id in its partition."""
+    if len({entry.transaction_id for entry in entries}) == len(entries):
+        return list(range(len(entries)))
     seen: dict[tuple[str, str, str], int] = {}
     return [
         seen.setdefault((item.queue, item.partition, entry.transaction_id), entry.number)

@@ -90,12 +90,18 @@ BEGIN
     refused := refused || part.partition_no;
     SELECT p.floor, p.floor_at, q.options_version, (q.options ->> 'maxSize')::bigint AS max_size, e.end_position, e.created_at INTO place
     FROM queue_partitions AS p JOIN queues AS q ON q.queue_no = p.queue_no
-    CROSS JOIN LATERAL queue_newest(p.partition_no, today) AS e
+    LEFT JOIN LATERAL (
+      SELECT k.end_position, k.created_at FROM queue_chunks AS k
+      WHERE k.partition_no = part.partition_no AND k.stored_at >= today ORDER BY k.end_position DESC LIMIT 1
+    ) AS e ON true
     WHERE p.partition_no = part.partition_no;
     IF NOT FOUND THEN
       outcome := 'gone';
       RETURN NEXT;
       CONTINUE;
+    END IF;
+    IF place.end_position IS NULL THEN
+      SELECT e.end_position, e.created_at INTO place.end_position, place.created_at FROM queue_newest(part.partition_no, today) AS e;
     END IF;
     IF place.options_version <> part.version THEN
       outcome := 'stale';
