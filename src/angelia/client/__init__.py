@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from angelia.client.mail_sending import SentMail as SentMail
     from angelia.client.peer_keys import NoOneTimeKey as NoOneTimeKey
     from angelia.client.peer_keys import Renamed as Renamed
+    from angelia.client.queue_calls import ConfiguredQueue as ConfiguredQueue
+    from angelia.client.queue_calls import SettledMessage as SettledMessage
+    from angelia.client.queue_messages import PushedMessage as PushedMessage
+    from angelia.client.queue_messages import QueueItem as QueueItem
+    from angelia.client.queue_messages import QueueMessage as QueueMessage
+    from angelia.client.queue_transactions import QueueTransaction as QueueTransaction
     from angelia.envelope.aicq_dm import DmNotOpened as DmNotOpened
     from angelia.envelope.bundles import UntrustedBundle as UntrustedBundle
     from angelia.envelope.crypto_support import UnsupportedCryptography as UnsupportedCryptography
@@ -78,6 +84,9 @@ else:
         "angelia.client.mail_receiving": "NotOpened Received",
         "angelia.client.mail_sending": "AlreadyWithdrawn SentMail",
         "angelia.client.peer_keys": "NoOneTimeKey Renamed",
+        "angelia.client.queue_calls": "ConfiguredQueue SettledMessage",
+        "angelia.client.queue_messages": "PushedMessage QueueItem QueueMessage",
+        "angelia.client.queue_transactions": "QueueTransaction",
         "angelia.envelope.aicq_dm": "DmNotOpened",
         "angelia.envelope.bundles": "UntrustedBundle",
         "angelia.envelope.crypto_support": "UnsupportedCryptography",

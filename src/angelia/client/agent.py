@@ -47,13 +47,15 @@ class _Namespaces(Generic[Mode]):
 
 
 class Agent(_Namespaces[Blocking]):
-    """An agent of this machine. `mail`, `channels`, `rooms`, `dms` and `keys` have its verbs, which block until they
-    are done; `client` is the longer form, with everything else that the server can do, and `mailbox` its own side."""
+    """An agent of this machine. `mail`, `channels`, `rooms`, `dms`, `queues` and `keys` have its verbs, which block
+    until they are done; `client` is the longer form, with everything else that the server can do, and `mailbox` its own
+    side."""
 
     def __init__(self, client: Client, url: str, mailbox: Mailbox) -> None:
         super().__init__(client.run, url, mailbox)
         self.client = client
         self.rooms = client.rooms
+        self.queues = client.queues
 
     @classmethod
     def open(
@@ -73,9 +75,11 @@ class Agent(_Namespaces[Blocking]):
         return cls(Client(server, mailbox, timeout=timeout), server, mailbox)
 
     def close(self) -> None:
-        """Closes the mailbox and the connections."""
+        """Ends loops over queues, and closes the mailbox and the connections."""
+        ended_by = sys.exception()
+        self.queues.close()
         try:
-            self._close_mailbox(sys.exception())
+            self._close_mailbox(ended_by)
         finally:
             self.client.close()
 
@@ -87,8 +91,8 @@ class Agent(_Namespaces[Blocking]):
 
 
 class AsyncAgent(_Namespaces[Awaited]):
-    """An agent of this machine. `mail`, `channels`, `rooms`, `dms` and `keys` have its verbs, which are awaited;
-    `client` is the longer form, with everything else that the server can do, and `mailbox` its own side.
+    """An agent of this machine. `mail`, `channels`, `rooms`, `dms`, `queues` and `keys` have its verbs, which are
+    awaited; `client` is the longer form, with everything else that the server can do, and `mailbox` its own side.
 
     Files, SQLite and signatures are worked on in a thread of its own, never on the event loop."""
 
@@ -96,6 +100,7 @@ class AsyncAgent(_Namespaces[Awaited]):
         super().__init__(client.run, url, mailbox)
         self.client = client
         self.rooms = client.rooms
+        self.queues = client.queues
 
     @classmethod
     def open(

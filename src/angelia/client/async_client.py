@@ -18,6 +18,7 @@ from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signe
 
 if TYPE_CHECKING:
     from angelia.client.mail_verbs import AsyncMail
+    from angelia.client.queue_verbs import AsyncQueues
     from angelia.client.room_verbs import AsyncRooms
 
 T = TypeVar("T")
@@ -55,6 +56,12 @@ class AsyncClient(ClientNamespaces[Awaited]):
 
         return AsyncRooms(self)
 
+    @cached_property
+    def queues(self) -> AsyncQueues:
+        from angelia.client.queue_verbs import AsyncQueues
+
+        return AsyncQueues(self)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -62,7 +69,9 @@ class AsyncClient(ClientNamespaces[Awaited]):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections, after the work in hand."""
+        """Ends loops over queues, and closes the connections, after the work in hand."""
+        if "queues" in vars(self):
+            await self.queues.close()
         await self._http.aclose()
         await asyncio.to_thread(self._worker.shutdown)
 

@@ -15,6 +15,7 @@ from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signe
 
 if TYPE_CHECKING:
     from angelia.client.mail_verbs import BlockingMail
+    from angelia.client.queue_verbs import BlockingQueues
     from angelia.client.room_verbs import BlockingRooms
 
 T = TypeVar("T")
@@ -47,6 +48,12 @@ class Client(ClientNamespaces[Blocking]):
 
         return BlockingRooms(self)
 
+    @cached_property
+    def queues(self) -> BlockingQueues:
+        from angelia.client.queue_verbs import BlockingQueues
+
+        return BlockingQueues(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -54,7 +61,9 @@ class Client(ClientNamespaces[Blocking]):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Ends loops over queues, and closes the connections."""
+        if "queues" in vars(self):
+            self.queues.close()
         self._http.close()
 
     def run(self, exchange: Exchange[T]) -> T:
