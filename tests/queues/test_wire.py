@@ -162,6 +162,17 @@ async def test_a_message_of_three_megabytes_and_a_push_of_a_thousand_pass(wire):
     assert ids(await wire.pop(batch=1_000)) == [f"t{n}" for n in range(1_000)]
 
 
+async def test_an_answer_ends_at_16_mib_and_the_rest_comes_with_the_next(wire):
+    for n in range(12):
+        await wire.push(item("x" * 3_000_000, f"t{n}", partition=f"p{n % 2}"))
+    seen = []
+    while popped := await wire.pop(batch=100, partitions=2):
+        assert 1 <= len(popped["messages"]) <= 6
+        seen += ids(popped)
+        await wire.ack_all(popped["messages"])
+    assert sorted(seen) == sorted(f"t{n}" for n in range(12))
+
+
 async def test_a_push_larger_than_a_chunk_keeps_its_order(wire):
     await wire.push(*(item(n, f"t{n}") for n in range(2_500)))
     seen = []

@@ -181,7 +181,7 @@ CREATE FUNCTION queue_count(messages INT8MULTIRANGE) RETURNS BIGINT LANGUAGE sql
   SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest(messages) AS r
 $$;
 
--- Claims messages for several requests. Candidates are partitions that may have messages, in the order in which they are to be
+-- Claims messages for several requests, of each at most about 16 MiB. Candidates are partitions that may have messages, in the order in which they are to be
 -- tried; each says which request it is for. Rows of messages come first:
 --   messages   those of one chunk from its number `number` on, with the ends of their payloads in its body, which is cut to begin at
 --              `base`. `open` has the positions that are delivered; NULL means all of this row.
@@ -203,6 +203,9 @@ CREATE FUNCTION queue_pop(
 DECLARE
   taken INTEGER[] := array_fill(0, ARRAY[cardinality(batches)]);      -- messages, by request
   claimed INTEGER[] := array_fill(0, ARRAY[cardinality(batches)]);    -- partitions, by request
+  sizes BIGINT[] := array_fill(0, ARRAY[cardinality(batches)]);       -- bytes of payloads, by request
+  most_bytes CONSTANT BIGINT := 16777216;                             -- of a request; and four times as many of a call
+  total BIGINT := 0;
   r INTEGER;            -- the request of a candidate
   p BIGINT;
   g BIGINT;
@@ -232,9 +235,10 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
   FOR n IN 1 .. cardinality(candidate_requests) LOOP
+    EXIT WHEN total >= 4 * most_bytes;
     candidate := n;
     r := candidate_requests[candidate];
-    CONTINUE WHEN claimed[r] >= most_partitions[r] OR taken[r] >= batches[r];
+    CONTINUE WHEN sizes[r] >= most_bytes OR claimed[r] >= most_partitions[r] OR taken[r] >= batches[r];
     p := candidate_partitions[candidate];
     g := candidate_groups[candidate];
     until := NULL;
@@ -342,6 +346,10 @@ BEGIN
       ends := c.ends[number + 1 : number + hi - lo];
       base := CASE WHEN number = 0 THEN 0 ELSE c.ends[number] END;
       body := substr(c.body, base + 1, ends[cardinality(ends)] - base);
+      sizes[r] := sizes[r] + length(body);
+      IF sizes[r] >= most_bytes THEN
+        wanted := 0;
+      END IF;
       RETURN NEXT;
       EXIT WHEN more;
     END LOOP;
@@ -358,6 +366,7 @@ BEGIN
     -- Without messages only the position may have changed: what expired or was passed over is not looked at again.
     CONTINUE WHEN got = 0 AND lease_end <= coalesce(place.position, 0);
     taken[r] := taken[r] + got;
+    total := (SELECT sum(size) FROM unnest(sizes) AS size);
     claimed[r] := claimed[r] + least(got, 1);
     IF got = 0 OR auto_acks[r] THEN
       settled := settled + delivered;
