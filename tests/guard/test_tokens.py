@@ -208,6 +208,21 @@ async def test_jwt_hs256_gives_its_role(gate) -> None:
         assert (await it.client.get("/v1/reading", headers=bearer(token))).json()["role"] == role
 
 
+async def test_a_json_web_token_may_lack_its_audience_if_the_operator_says_so(gate) -> None:
+    without = {name: value for name, value in claims().items() if name != "aud"}
+    asked = {
+        "without": bearer(jwt.encode(without, SECRET, "HS256")),
+        "ours": bearer(jwt.encode(claims(), SECRET, "HS256")),
+        "others": bearer(jwt.encode(claims(aud="others"), SECRET, "HS256")),
+        "forged": bearer(jwt.encode(without, SECRET[::-1], "HS256")),
+        "ended": bearer(jwt.encode(without | {"exp": 1}, SECRET, "HS256")),
+    }
+    for optional, admitted in ((False, {"ours"}), (True, {"ours", "without"})):
+        it = gate(jwt_secret=SECRET, jwt_audience_optional=optional)
+        answers = {name: await it.client.get("/v1/reading", headers=headers) for name, headers in asked.items()}
+        assert {name for name, answer in answers.items() if answer.status_code == 200} == admitted
+
+
 @pytest.mark.parametrize(
     "token",
     [

@@ -98,6 +98,19 @@ async def test_a_batch_has_its_bound(tables: Ledger) -> None:
     assert await transactions(tables) == 4
 
 
+async def test_a_batch_has_a_bound_of_its_weight_and_one_heavy_item_passes_alone(tables: Ledger) -> None:
+    sizes: list[list[int]] = []
+
+    async def batch(tx: Tx, items: Sequence[int]) -> list[int]:
+        sizes.append(list(items))
+        return list(items)
+
+    group = GroupCommit[int, int](tables.reading, batch, weight=lambda item: item, most_weight=10)
+    weights = [4, 4, 4, 25, 1, 9, 1]
+    assert await group.submit_all(weights) == weights
+    assert sizes == [[4, 4], [4], [25], [1, 9], [1]]
+
+
 async def test_while_one_batch_is_committed_the_next_gathers_in_order(tables: Ledger) -> None:
     notes = Notes(gate=asyncio.Event())
     group = GroupCommit(tables.transaction, notes.write)
