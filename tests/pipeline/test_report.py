@@ -25,8 +25,11 @@ from angelia.pipeline.lake.tables import (
     KEY_DAYS,
     KEY_GRACE,
     LATENCIES,
+    QUEUE_DAYS,
+    QUEUE_HOURS,
     ROOM_DAYS,
     STORAGE,
+    TOP_QUEUES,
     TOP_ROOMS,
     Table,
 )
@@ -264,6 +267,42 @@ def test_rooms_stand_beside_mail_and_their_names_are_text(objects: Objects) -> N
     assert ("<script" in text, "alert(1)" in text, "5 messages in rooms in 1 days" in text) == (False, True, True)
     named = re.findall(r'role="img" aria-labelledby="(\w+)"', text)
     assert named == ["volume", "latency", "losses", "buckets", "room_messages", "room_agents"]
+
+
+def queued(objects: Objects, day: date, pushed: int, evicted: int, name: str = "orders") -> None:
+    waits, late = [0, 0, pushed, *[0] * 8], [*[0] * 8, evicted, 0, 0]
+    hour = {"day": day, "hour": 9, "queues": 2, "pushed": pushed, "pushed_bytes": 300, "popped": pushed, "failed": 1,
+            "completed": pushed - 2, "dead": 1, "evicted": evicted, "wait_max_ms": 250, "waits": waits,
+            "evicted_waits": late, "evicted_p99_ms": 3e6 if evicted else None, "stored": 10,
+            "encrypted": 4}  # fmt: skip
+    put(objects, QUEUE_HOURS, hour, {**hour, "hour": 10, "pushed": 0})
+    put(objects, QUEUE_DAYS, {"day": day, "computed_at": NOW, "events": 9, "queues": 2, "all_queues": 5,
+                              "encrypted_queues": 1, "removed_expired": 7, "removed_completed": 3,
+                              "removed_dead_letters": 0, "removed_partitions": 0,
+                              "reclaimed_bytes": 4_000})  # fmt: skip
+    top = {"day": day, "popped": 9, "completed": 9, "failed": 1, "dead": 1, "evicted": evicted, "stored": 9,
+           "encrypted": 0}  # fmt: skip
+    put(objects, TOP_QUEUES, {**top, "queue_no": 1, "queue": name, "pushed": pushed - 5},
+        {**top, "queue_no": 2, "queue": None, "pushed": 5})  # fmt: skip
+
+
+def test_a_page_about_queues_says_what_was_pushed_waited_was_lost_removed_and_encrypted(objects: Objects) -> None:
+    queued(objects, DAY, 40, 2)
+    queued(objects, DAY + timedelta(days=2), 60, 0, HOSTILE)
+    text = report.page(objects, Settings(), NOW)
+    for said in ("100 messages were pushed to queues in 2 days, and 192 completed; the most on 2026-11-12: 60",
+                 "<th scope=\"row\">2026-11-12 09:00</th><td>60</td><td>60</td><td>0</td>",
+                 "Half of the messages of queues were delivered within 150 ms, 95 % within 240 ms, 99 % within 248 ms",
+                 "Time from push to eviction", "50.0 min",
+                 "4 messages became dead letters (4.00 % of those pushed), 4 were evicted (4.00 %)",
+                 "Retention removed 20 messages and dead letters of queues, about 8 kB",
+                 "1 of 5 queues encrypt their messages; 40.00 % of the messages are encrypted",
+                 "The busiest queue has 90.00 % of the messages", '<th scope="row">deleted</th><td>10</td>',
+                 "<dt>messages in queues</dt><dd>100</dd>"):  # fmt: skip
+        assert said in text, said
+    named = re.findall(r'role="img" aria-labelledby="(\w+)"', text)
+    assert named == ["queue_messages", "queue_waits", "queue_losses", "queue_storage", "queue_encryption"]
+    assert ("<script" in text, "alert(1)" in text) == (False, True)
 
 
 def test_the_report_is_made_without_spark() -> None:

@@ -159,3 +159,46 @@ INSERT INTO queue_retention_history (at, queue_name, partition_no, partition_nam
 SELECT $3, q.name, p.partition_no, p.name, 'failed', g.count
 FROM (SELECT partition_no, count(*) AS count FROM gone GROUP BY partition_no) AS g
 JOIN queue_partitions AS p ON p.partition_no = g.partition_no JOIN queues AS q ON q.queue_no = p.queue_no
+
+-- name: queue_activity
+-- What happened in queues by minute or hour: what was counted, what was evicted, and of what is still there, how much is encrypted. A
+-- queue that was deleted has no name. Chunks were never stored before their messages were pushed.
+SELECT m.queue_no, q.name AS queue, m.pushed, m.pushed_bytes, m.popped, m.completed, m.failed, m.dead, m.evicted, m.waited, m.waited_most_ms,
+  m.evicted_waited, m.oldest_ms, m.stored, m.encrypted, extract(hour FROM m.at AT TIME ZONE 'UTC')::smallint AS hour,
+  (m.queue_no % 256)::smallint AS bucket, (m.at AT TIME ZONE 'UTC')::date AS day
+FROM (
+  SELECT minute AS at, queue_no, pushed, pushed_bytes, popped, completed, failed, dead, 0::bigint AS evicted, waited, waited_most_ms,
+    '{}'::bigint[] AS evicted_waited, 0::bigint AS oldest_ms, 0::bigint AS stored, 0::bigint AS encrypted
+  FROM queue_minutes WHERE minute >= $1 AND minute < $2
+  UNION ALL
+  SELECT hour, queue_no, 0, 0, 0, 0, 0, 0, count, '{}', 0, waited, (oldest_seconds * 1000)::bigint, 0, 0
+  FROM queue_evictions WHERE hour >= $1 AND hour < $2
+  UNION ALL
+  SELECT date_bin('1 hour', c.created_at, 'epoch'), p.queue_no, 0, 0, 0, 0, 0, 0, 0, '{}', 0, '{}', 0, sum(c.count)::bigint,
+    coalesce(sum(c.count) FILTER (WHERE c.key_id IS NOT NULL), 0)::bigint
+  FROM queue_chunks AS c JOIN queue_partitions AS p ON p.partition_no = c.partition_no
+  WHERE c.stored_at >= $1 AND c.created_at >= $1 AND c.created_at < $2 GROUP BY 1, 2
+) AS m LEFT JOIN queues AS q ON q.queue_no = m.queue_no
+
+-- name: queue_events_by_day
+-- How much was counted of every day before the time $1.
+SELECT (at AT TIME ZONE 'UTC')::date AS day, sum(events)::bigint AS events
+FROM (
+  SELECT minute AS at, pushed + popped + completed + failed + dead AS events FROM queue_minutes WHERE minute < $1
+  UNION ALL
+  SELECT hour, count FROM queue_evictions WHERE hour < $1
+  UNION ALL
+  SELECT at, count FROM queue_retention_history WHERE at < $1
+) AS e GROUP BY 1 HAVING sum(events) > 0 ORDER BY 1
+
+-- name: queue_removals_by_day
+-- What retention removed on the days from the time $1 up to $2.
+SELECT (at AT TIME ZONE 'UTC')::date AS day, coalesce(sum(count) FILTER (WHERE kind = 'retention'), 0)::bigint AS removed_expired,
+  coalesce(sum(count) FILTER (WHERE kind = 'completed'), 0)::bigint AS removed_completed,
+  coalesce(sum(count) FILTER (WHERE kind = 'failed'), 0)::bigint AS removed_dead_letters,
+  coalesce(sum(count) FILTER (WHERE kind = 'partition'), 0)::bigint AS removed_partitions
+FROM queue_retention_history WHERE at >= $1 AND at < $2 GROUP BY 1 ORDER BY 1
+
+-- name: queue_encryption
+-- How many queues there are, and how many encrypt new messages.
+SELECT count(*) AS all_queues, count(*) FILTER (WHERE options @> '{"encryptionEnabled": true}') AS encrypted_queues FROM queues

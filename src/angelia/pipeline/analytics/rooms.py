@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, timedelta
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
@@ -73,8 +72,8 @@ def present(work: JobContext, then: Database) -> RoomsPresent:
         found[file.day] = found.get(file.day, 0) + file.rows
     made = {row[DAY]: row["row_count"] for row in then.rows(sql["rooms_made_by_day"], today)}
     return RoomsPresent(
-        days={day: count for day, count in found.items() if _within(day, work.since, work.until)},
-        made={day: count for day, count in made.items() if _within(day, work.since, work.until)},
+        days={day: count for day, count in found.items() if work.covers(day)},
+        made={day: count for day, count in made.items() if work.covers(day)},
         counted={row[DAY]: row for row in small_tables.rows(work.objects, ROOM_DAYS)},
         files=files,
         dead=None if dead is None else dead.run_id,
@@ -91,14 +90,9 @@ def count(work: JobContext, run: JobRun, rooms: RoomsPresent, snapshot: Snapshot
             days = {row[DAY]: row for row in _days(frame) if _more(row, rooms.counted.get(row[DAY]))}
             top = [row for row in _top(frame) if row[DAY] in days]
     changed = [row for row in _rows(work, rooms, days) if _differs(row, rooms.counted.get(row[DAY]))]
-    _put_top(work, run, top, days.keys())
+    small_tables.put_days(work.objects, TOP_ROOMS, top, days.keys(), run)
     work.step("rooms counted", run)
-    if changed:
-        replaced = _span([row[DAY] for row in changed])
-        new = {row[DAY]: row for row in changed}
-        kept = [row for day, row in rooms.counted.items() if replaced[0] <= day < replaced[1] and day not in new]
-        table = pa.Table.from_pylist([*kept, *changed], ROOM_DAYS.schema)
-        small_tables.put(work.objects, ROOM_DAYS, table, run, replacing=replaced)
+    small_tables.put_days(work.objects, ROOM_DAYS, changed, [row[DAY] for row in changed], run)
     return changed
 
 
@@ -178,20 +172,6 @@ def _differs(row: RoomDay, before: RoomDay | None) -> bool:
     return before is None or any(row[name] != before[name] for name in (*_NOTHING, "rooms_made"))
 
 
-def _put_top(work: JobContext, run: JobRun, top: Sequence[dict[str, Any]], days: Collection[date]) -> None:
-    if not days:
-        return
-    first, end = _span(days)
-    kept = [row for row in small_tables.rows(work.objects, TOP_ROOMS, first, end) if row[DAY] not in days]
-    table = pa.Table.from_pylist([*kept, *top], TOP_ROOMS.schema)
-    small_tables.put(work.objects, TOP_ROOMS, table, run, replacing=(first, end))
-
-
 def _span(days: Collection[date]) -> tuple[date, date]:
     """The first of the days, and the day after the last."""
     return min(days), max(days) + timedelta(days=1)
-
-
-def _within(day: date, since: datetime | None, until: datetime | None) -> bool:
-    after = since is None or day >= since.astimezone(UTC).date()
-    return after and (until is None or day < until.astimezone(UTC).date())

@@ -1,5 +1,5 @@
-"""Counts what became of messages, and what was posted in rooms. A day is computed once, and again only when its
-receipts have changed or more messages of its rooms are found."""
+"""Counts what became of messages, what was posted in rooms, and what happened in queues. A day is computed once, and
+again only when its receipts have changed or more is found of its rooms or queues."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from angelia.envelope import ids
 from angelia.envelope.wire import Priority
 from angelia.pipeline import runs
-from angelia.pipeline.analytics import fingerprints, measurements, receipts, rooms
+from angelia.pipeline.analytics import fingerprints, measurements, queues, receipts, rooms
 from angelia.pipeline.analytics.fingerprints import DayRange
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile_ms
+from angelia.pipeline.analytics.queues import QueuesPresent
 from angelia.pipeline.analytics.receipts import ReceiptCounts
 from angelia.pipeline.analytics.rooms import RoomsPresent
 from angelia.pipeline.database import Database
@@ -47,8 +48,9 @@ def analytics(work: JobContext) -> JobReport:
         there = fingerprints.present(work, then)
         changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
         ranges, in_rooms = fingerprints.ranges(changed), rooms.present(work, then)
+        in_queues = queues.present(work, then)
         if work.dry_run:
-            return _foreseen(report, ranges, in_rooms)
+            return _foreseen(report, ranges, in_rooms, in_queues)
         begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
         database, run = held.enter_context(begun)
         work.step("planned", run)
@@ -59,6 +61,11 @@ def analytics(work: JobContext) -> JobReport:
             work.progress.advance(days.rows)
         posted = rooms.count(work, run, in_rooms, snapshot)
         report.figures["rooms"] = {"days": len(posted), "messages": sum(row["messages"] for row in posted)}
+        hours = queues.count(work, run, then, in_queues, snapshot)
+        report.figures["queues"] = {
+            "days": len(in_queues.to_count),
+            **{name: sum(row[name] for row in hours) for name in ("pushed", "completed", "dead", "evicted")},
+        }
         work.progress.stage("measuring the stores")
         if not work.simulated:
             measurements.rotations(work, database, run)
@@ -67,15 +74,20 @@ def analytics(work: JobContext) -> JobReport:
     return report
 
 
-def _foreseen(report: JobReport, ranges: Sequence[DayRange], in_rooms: RoomsPresent) -> JobReport:
+def _foreseen(
+    report: JobReport, ranges: Sequence[DayRange], in_rooms: RoomsPresent, in_queues: QueuesPresent
+) -> JobReport:
     days = sum(len(one.days) for one in ranges)
     bounds = [[f"{one.days[0].day}", f"{one.days[-1].day}"] for one in ranges]
     spans = ", ".join(f"{first} .. {last}" for first, last in bounds)
     summary = f"{days} days would be computed" + (f": {spans}" if spans else "")
     if in_rooms.to_count:
         summary += f"; of rooms {len(in_rooms.to_count)}"
+    if in_queues.to_count:
+        summary += f"; of queues {len(in_queues.to_count)}"
     rows = sum(one.rows for one in ranges) + in_rooms.rows
-    return report.foreseen(rows, summary, days=days, ranges=bounds, room_days=len(in_rooms.to_count))
+    more = {"room_days": len(in_rooms.to_count), "queue_days": len(in_queues.to_count)}
+    return report.foreseen(rows, summary, days=days, ranges=bounds, **more)
 
 
 def _compute(work: JobContext, run: JobRun, days: DayRange, snapshot: Snapshot) -> None:
@@ -156,14 +168,16 @@ def _conclude(work: JobContext, database: Database, run: JobRun, report: JobRepo
     }
     row_count = sum(days.rows for days in ranges)
     report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=row_count, report=report.figures))
-    in_rooms = report.figures["rooms"]
-    unchanged = "" if ranges or in_rooms["days"] else "nothing changed: "
+    in_rooms, in_queues = report.figures["rooms"], report.figures["queues"]
+    unchanged = "" if ranges or in_rooms["days"] or in_queues["days"] else "nothing changed: "
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
     late_by = "" if times["p99_ms"] is None else f", p99 {_said(times['p99_ms'])}"
     kind = "simulated " if work.simulated else ""
     report.summary = f"{unchanged}{len({row[DAY] for row in hours})} days, {sent:,} {kind}receipts{came}{late_by}"
     if in_rooms["days"]:
         report.summary += f"; rooms: {in_rooms['days']} days, {in_rooms['messages']:,} messages"
+    if in_queues["days"]:
+        report.summary += f"; queues: {in_queues['days']} days, {in_queues['pushed']:,} messages"
 
 
 def _times(histogram: Counter[int]) -> dict[str, float | None]:

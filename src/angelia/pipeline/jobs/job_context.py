@@ -105,6 +105,11 @@ class JobContext:
         """The name of a run. On a simulated archive it is another one, so that a schedule does not count it."""
         return f"{job}, simulated" if self.simulated else job
 
+    def covers(self, day: date) -> bool:
+        """Whether a day is of the period that was asked for."""
+        after = self.since is None or day >= self.since.astimezone(UTC).date()
+        return after and (self.until is None or day < self.until.astimezone(UTC).date())
+
     @property
     def readers(self) -> int:
         """How many readers Spark gets: one a core where it is embedded, since each more was slower."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import date
+from collections.abc import Collection, Iterable, Mapping
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -53,3 +53,14 @@ def put(
         for batch in rows.select(table.schema.names).cast(table.schema).combine_chunks().to_batches():
             files.add(batch)
     commit.commit(objects, table, files.written, mark, replacing=replacing)
+
+
+def put_days(
+    objects: Objects, table: Table, new: Iterable[Mapping[str, Any]], days: Collection[date], run: JobRun
+) -> None:
+    """Replaces these days of a table by new rows, in one commit; the days between them stay as they are."""
+    if not days:
+        return
+    first, end = min(days), max(days) + timedelta(days=1)
+    kept = [row for row in rows(objects, table, first, end) if row[DAY] not in days]
+    put(objects, table, pa.Table.from_pylist([*kept, *new], table.schema), run, replacing=(first, end))

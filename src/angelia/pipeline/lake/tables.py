@@ -358,6 +358,82 @@ TOP_ROOMS = Table(
     ),
 )
 
+_WAITS = "in classes: up to 0.01, 0.05, 0.25, 1, 5, 30, 120, 600, 3,600 and 86,400 seconds, and longer"
+
+QUEUE_HOURS = Table(
+    name="queue_hours",
+    about="What happened in all queues in each hour. Percentiles are estimated within the classes of waiting times.",
+    id="hour",
+    columns=(
+        always("hour", pa.int16(), "hour of the day, UTC"),
+        always("queues", _COUNT, "queues in which something happened"),
+        always("pushed", _COUNT, "messages that were pushed"),
+        always("pushed_bytes", _COUNT, "size of these, with 100 bytes for each beside its payload"),
+        always("popped", _COUNT, "deliveries to consumers"),
+        always("completed", _COUNT, "messages that consumer groups completed"),
+        always("failed", _COUNT, "deliveries that failed"),
+        always("dead", _COUNT, "messages that became dead letters"),
+        always("evicted", _COUNT, "messages that waited too long"),
+        column("eviction_rate", pa.float64(), "evicted messages, divided by those that were pushed"),
+        column("wait_p50_ms", pa.float64(), "half of the deliveries came within so many milliseconds after the push"),
+        column("wait_p95_ms", pa.float64(), "95 % of them did"),
+        column("wait_p99_ms", pa.float64(), "99 % of them did"),
+        always("wait_max_ms", _COUNT, "the longest that a delivered message had waited"),
+        always("waits", pa.list_(pa.int64()), f"deliveries by the time since the push, {_WAITS}"),
+        column(
+            "evicted_p50_ms", pa.float64(), "half of the evicted messages had waited for at most so many milliseconds"
+        ),
+        column("evicted_p95_ms", pa.float64(), "95 % of them had"),
+        column("evicted_p99_ms", pa.float64(), "99 % of them had"),
+        always(
+            "evicted_waits", pa.list_(pa.int64()), "evicted messages by the time since the push, in the same classes"
+        ),
+        always("stored", _COUNT, "messages of this hour that were still there when it was counted"),
+        always("encrypted", _COUNT, "of these, with an encrypted payload"),
+    ),
+)
+
+QUEUE_DAYS = Table(
+    name="queue_days",
+    about="What retention removed from queues on each day, and how many of the queues are encrypted.",
+    id="computed_at",
+    columns=(
+        always("computed_at", _TIME, "when it was counted"),
+        always("events", _COUNT, "all that was counted of the day, together; it is counted again if there is more"),
+        always("queues", _COUNT, "queues in which something happened"),
+        always("all_queues", _COUNT, "queues that there were when it was counted"),
+        always("encrypted_queues", _COUNT, "of these, those that encrypted new messages"),
+        always("removed_expired", _COUNT, "messages that were removed by their age"),
+        always("removed_completed", _COUNT, "messages that were removed after every consumer group had consumed them"),
+        always("removed_dead_letters", _COUNT, "dead letters that were removed"),
+        always("removed_partitions", _COUNT, "empty partitions that were removed"),
+        always(
+            "reclaimed_bytes",
+            _COUNT,
+            "size of the removed messages and dead letters, estimated: of pushed messages the mean",
+        ),
+    ),
+)
+
+TOP_QUEUES = Table(
+    name="top_queues",
+    about="The hundred queues with the most messages of each day.",
+    id="queue_no",
+    columns=(
+        always("queue_no", _COUNT, "number of the queue"),
+        column("queue", pa.string(), "its name; none if it was deleted"),
+        always("pushed", _COUNT, "messages that were pushed"),
+        always("popped", _COUNT, "deliveries to consumers"),
+        always("completed", _COUNT, "messages that consumer groups completed"),
+        always("failed", _COUNT, "deliveries that failed"),
+        always("dead", _COUNT, "messages that became dead letters"),
+        always("evicted", _COUNT, "messages that waited too long"),
+        column("wait_p95_ms", pa.float64(), "95 % of the deliveries came within so many milliseconds after the push"),
+        always("stored", _COUNT, "messages of this day that were still there when it was counted"),
+        always("encrypted", _COUNT, "of these, with an encrypted payload"),
+    ),
+)
+
 STORAGE = Table(
     name="storage",
     about="How large each store is, each time that it was measured.",
@@ -372,8 +448,22 @@ STORAGE = Table(
     ),
 )
 
-# The tables that analytics writes. Those of receipts and keys can be computed again; rooms and stores are as they were.
-ANALYTICS = (HOURS, LATENCIES, AGENTS, BUCKETS, DAYS, KEY_DAYS, KEY_GRACE, ROOM_DAYS, TOP_ROOMS, STORAGE)
+# The tables that analytics writes. Those of receipts and keys can be computed again; all others are as they were.
+ANALYTICS = (
+    HOURS,
+    LATENCIES,
+    AGENTS,
+    BUCKETS,
+    DAYS,
+    KEY_DAYS,
+    KEY_GRACE,
+    ROOM_DAYS,
+    TOP_ROOMS,
+    QUEUE_HOURS,
+    QUEUE_DAYS,
+    TOP_QUEUES,
+    STORAGE,
+)
 TABLES = {
     table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, QUEUE_MESSAGES, QUEUE_DEAD_LETTERS, *ANALYTICS)
 }

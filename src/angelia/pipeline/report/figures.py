@@ -25,10 +25,12 @@ from angelia.pipeline.lake.tables import (
     KEY_DAYS,
     KEY_GRACE,
     LATENCIES,
+    QUEUE_DAYS,
     ROOM_DAYS,
     STORAGE,
 )
-from angelia.pipeline.report import room_figures
+from angelia.pipeline.report import queue_figures, room_figures
+from angelia.pipeline.report.queue_figures import QueueFigures
 from angelia.pipeline.report.room_figures import RoomFigures
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
@@ -72,6 +74,7 @@ class Contents:
 
     days: list[DayFigures]
     rooms: RoomFigures
+    queues: QueueFigures
     computed_at: datetime
     overall: Times
     by_priority: dict[str, tuple[int, Times]]  # how many were delivered, and when
@@ -85,12 +88,14 @@ class Contents:
     @property
     def covered(self) -> list[date]:
         """The days of which there is something on the page."""
-        return sorted({day.day for day in self.days} | {day.day for day in self.rooms.days})
+        return sorted({day.day for part in (self.days, self.rooms.days, self.queues.days) for day in part})
 
     @property
     def days_with_messages(self) -> int:
-        """The number of days with messages; on others rooms were only made."""
-        return len({day.day for day in self.days} | {day.day for day in self.rooms.days if day.messages})
+        """The number of days with messages; on others rooms were only made, or messages of queues removed."""
+        in_rooms = {day.day for day in self.rooms.days if day.messages}
+        in_queues = {day.day for day in self.queues.days if day.pushed or day.popped}
+        return len({day.day for day in self.days} | in_rooms | in_queues)
 
     @property
     def period(self) -> list[date]:
@@ -114,8 +119,8 @@ class Contents:
 def read(objects: Objects, settings: Settings) -> Contents:
     """Reads all that was computed; raises NotFound if there is nothing."""
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
-    of_rooms = lake.rows(objects, ROOM_DAYS)
-    if not (known or of_rooms):
+    of_others = [*lake.rows(objects, ROOM_DAYS), *lake.rows(objects, QUEUE_DAYS)]
+    if not (known or of_others):
         raise NotFound(
             "nothing has been computed yet",
             hint=f"angelia pipeline run analytics{archive_locations.flag(objects, settings)}",
@@ -133,7 +138,8 @@ def read(objects: Objects, settings: Settings) -> Contents:
     return Contents(
         days=[_day(day, by_day[day], late[day], known[day]) for day in sorted(known)],
         rooms=room_figures.read(objects),
-        computed_at=max(row["computed_at"] for row in (*known.values(), *of_rooms)),
+        queues=queue_figures.read(objects),
+        computed_at=max(row["computed_at"] for row in (*known.values(), *of_others)),
         overall=_times(sum(by_priority.values(), Counter())),
         by_priority={
             one.name.lower(): (by_priority[one].total(), _times(by_priority[one]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
-from angelia.pipeline.report import charts, formatting, room_sections
+from angelia.pipeline.report import charts, formatting, queue_sections, room_sections
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, AgentFigures, Contents, read
 from angelia.pipeline.report.markup import chart, html_table
 from angelia.settings import Settings
@@ -82,6 +82,8 @@ def _totals(contents: Contents) -> str:
         }
     if contents.rooms.days:
         figures["messages in rooms"] = f"{contents.rooms.messages:,}"
+    if contents.queues.days:
+        figures["messages in queues"] = f"{contents.queues.total('pushed'):,}"
     entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     return f'<dl class="totals">{entries}</dl>'
 
@@ -90,6 +92,7 @@ def _sections(contents: Contents) -> Iterator[str]:
     if contents.days:
         yield from _mail_sections(contents)
     yield from room_sections.sections(contents.rooms)
+    yield from queue_sections.sections(contents.queues)
     if contents.storage:
         height = 1.3 if contents.measured_once else 2.5
         yield chart(contents, charts.storage, _storage_title, _storage_table, height)
