@@ -97,10 +97,10 @@ def part_of(module: str) -> str:
 
 
 def role_of(module: str) -> str:
-    """What a module of a slice is. One with more than one subject has more than one store or file of routes, named
-    `…_store` and `…_routes`, and more than one service, named for what it does."""
+    """What a module of a slice is. One with more than one subject has more than one store, declaration of operations or
+    file of routes, named `…_store`, `…_api` and `…_routes`, and more than one service, named for what it does."""
     slice_name, _, role = module.partition(".")
-    if role.endswith(("_store", "_routes")):
+    if role.endswith(("_store", "_api", "_routes")):
         return role.rpartition("_")[2]
     plain = ("", "model", "store", "api", "routes", "ticks", "slice")
     return role if slice_name not in SLICES | {"guard"} or role in plain else "service"

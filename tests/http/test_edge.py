@@ -303,6 +303,40 @@ def test_what_is_spelt_out_wins_in_each_segment_but_does_not_hide_a_parameter() 
         assert table.match(path)[0] == {}, path
 
 
+def test_a_spanning_parameter_may_contain_slashes_and_what_is_spelt_out_behind_it_wins() -> None:
+    async def handler(call: Call) -> Answer:
+        return Answer()
+
+    def spanning(method: str, path: str, *names: str) -> Route:
+        return route(method, path, handler, Access.ANYONE, spanning=names)
+
+    table = RouteTable(
+        [
+            spanning("GET", "/m/{p}/{t}", "t"),
+            spanning("POST", "/m/{p}/{t}/retry", "t"),
+            spanning("POST", "/g/{group}/queues/{queue}/seek", "group", "queue"),
+            spanning("GET", "/g/lagging"),
+        ]
+    )
+    for path, declared, values in (
+        ("/m/1/t", "/m/{p}/{t}", ("1", "t")),
+        ("/m/1/t/2", "/m/{p}/{t}", ("1", "t/2")),
+        ("/m/1/t%2F2/", "/m/{p}/{t}", ("1", "t%2F2/")),
+        ("/m/1//t", "/m/{p}/{t}", ("1", "/t")),
+        ("/m/1/t/2/retry", "/m/{p}/{t}/retry", ("1", "t/2")),
+        ("/m/1/retry/retry", "/m/{p}/{t}/retry", ("1", "retry")),
+        ("/m/1/retry", "/m/{p}/{t}", ("1", "retry")),
+        ("/g/a/b/queues/c/d/seek", "/g/{group}/queues/{queue}/seek", ("a/b", "c/d")),
+        ("/g/lagging", "/g/lagging", ()),
+    ):
+        methods, found, _ = table.match(path)
+        assert ({one.operation.path for one in methods.values()}, found) == ({declared}, values)
+    for path in ("/m/1/", "/m/1", "/m//t", "/g/a/queues/seek", "/m/1" + "/t" * 100):
+        assert table.match(path)[0] == {}, path
+    with pytest.raises(ValueError, match="spanning"):
+        spanning("GET", "/a/{b}", "c")
+
+
 def test_a_parameter_is_a_whole_segment() -> None:
     with pytest.raises(ValueError, match="whole segment"):
         RouteTable(_routes(("GET", "/a/{name}.json")))

@@ -89,6 +89,7 @@ class Operation(Generic[A]):
     body: Any = None
     query: Any = None
     parameters: Mapping[str, str] = field(default_factory=dict)  # descriptions of the path parameters
+    spanning: tuple[str, ...] = ()  # path parameters that may contain slashes
     headers: Mapping[str, str] = field(default_factory=dict)  # descriptions of the headers that a caller may send
     rule: Rule | None = None
     body_limit: int | None = None
@@ -102,6 +103,8 @@ class Operation(Generic[A]):
     def __post_init__(self) -> None:
         if set(self.path_names) != set(self.parameters):
             raise ValueError(f"{self.method} {self.path}: the parameters of the path are not those that are described")
+        if not set(self.spanning) <= set(self.path_names):
+            raise ValueError(f"{self.method} {self.path}: a spanning parameter is not in the path")
 
     @property
     def path_names(self) -> tuple[str, ...]:

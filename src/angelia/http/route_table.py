@@ -49,24 +49,26 @@ class _Node:
 
     literals: dict[str, _Node] = field(default_factory=dict)
     parameter: _Node | None = None
+    spanning: _Node | None = None
     methods: dict[str, ServedRoute] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
 
 Match = tuple[dict[str, ServedRoute], Sequence[str], Sequence[str]]
 _NOTHING: Match = ({}, (), ())
+_MOST_SPANNED = 40  # segments of a path with a spanning parameter: each place where it may end is tried
 
 
 class RouteTable:
-    """Finds the route of a request, segment by segment. What is spelt out wins over a parameter; a trailing slash makes
-    another path."""
+    """Finds the route of a request, segment by segment. What is spelt out wins over a parameter, and that over one that
+    may span several segments; a trailing slash makes another path."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, Match] = {}
         self._root = _Node()
         for route in routes:
             operation = route.operation
-            end = self._end_of(operation.path)
+            end = self._end_of(operation)
             if end.methods and end.names != operation.path_names:
                 raise ValueError(f"{operation.path} is declared with other parameter names too")
             if operation.method in end.methods:
@@ -86,17 +88,21 @@ class RouteTable:
         while waiting:
             node = waiting.pop()
             yield from node.methods.values()
-            waiting += [*node.literals.values(), *([node.parameter] if node.parameter else [])]
+            waiting += [*node.literals.values(), *(one for one in (node.parameter, node.spanning) if one)]
 
-    def _end_of(self, path: str) -> _Node:
+    def _end_of(self, operation: Operation[object]) -> _Node:
         """The node of a declared path, made where there is none."""
         node = self._root
-        for segment in path.split("/"):
-            if PARAMETER.fullmatch(segment):
+        for segment in operation.path.split("/"):
+            parameter = PARAMETER.fullmatch(segment)
+            if parameter and parameter[1] in operation.spanning:
+                node.spanning = node.spanning or _Node()
+                node = node.spanning
+            elif parameter:
                 node.parameter = node.parameter or _Node()
                 node = node.parameter
             elif PARAMETER.search(segment):
-                raise ValueError(f"{path}: a parameter is a whole segment")
+                raise ValueError(f"{operation.path}: a parameter is a whole segment")
             else:
                 node = node.literals.setdefault(segment, _Node())
         return node
@@ -110,4 +116,11 @@ def _match(node: _Node, segments: Sequence[str], at: int, values: tuple[str, ...
     found = _match(literal, segments, at + 1, values) if literal is not None else None
     if found is None and node.parameter is not None and segment:
         found = _match(node.parameter, segments, at + 1, (*values, segment))
+    if found is None and node.spanning is not None and len(segments) <= _MOST_SPANNED:
+        # The fewest segments first, so that what is spelt out behind the parameter wins.
+        for end in range(at + 1, len(segments) + 1):
+            value = "/".join(segments[at:end])
+            found = _match(node.spanning, segments, end, (*values, value)) if value else None
+            if found is not None:
+                break
     return found
