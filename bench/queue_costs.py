@@ -9,7 +9,7 @@ encryption  CPU time of a message through push, pop and acknowledgment, in batch
             encryption beside one without. Pairs of windows, in alternating order; the ratio is the median of the pairs.
 retention   The same for a queue whose messages are removed a second after they were pushed. Each window ends when the
             background work has had time to remove them.
-eviction    The same for a queue whose messages may wait for an hour at most; and the round trips to PostgreSQL.
+eviction    The same for a queue whose messages may wait for an hour at most; and round trips to PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import asyncpg
 import uvloop
 
 from harness import Result, compared, cpu_us, milliseconds, rate
@@ -31,7 +32,7 @@ from queue_service import OurQueue, service
 from served import Cost, Served, server
 
 SECTIONS = ("http", "latency", "encryption", "retention", "eviction")
-PACE, WAITING = 100, 4
+PACE, WAITING, PARTITIONS = 100, 4, 8
 STEADY_SECONDS = 66.0  # a new server asks the hot tier for a minute whether an address had failed credentials
 RETENTION_SETTLE = 3.0  # seconds: messages are a second old, and the tick runs every second
 
@@ -154,7 +155,7 @@ class _Step:
 
 
 async def _latency(served: Served, effort: Effort) -> list[Result]:
-    queue = await QueueUrl.made(served.runtime, 2 * WAITING)
+    queue = await QueueUrl.made(served.runtime, PARTITIONS)
     count = PACE * effort.slice_seconds
     ours, bare = list[list[float]](), list[list[float]]()
     async with BareInsert.opened(served.runtime.database_url) as table:
@@ -188,18 +189,33 @@ async def _insert_paced(table: BareInsert, count: int) -> list[float]:
 
 
 async def _encryption(served: Served, effort: Effort) -> list[Result]:
-    return await _paired(served, effort, "encryption", encryptionEnabled=True)
+    queue = await QueueUrl.made(served.runtime, PARTITIONS, encryptionEnabled=True)
+    return await _paired(served, effort, "encryption", queue)
 
 
 async def _retention(served: Served, effort: Effort) -> list[Result]:
-    on = {"retentionEnabled": True, "retentionSeconds": 1, "completedRetentionSeconds": 1}
-    return await _paired(served, effort, "retention", settle=RETENTION_SETTLE, **on)
+    queue = await QueueUrl.made(
+        served.runtime, PARTITIONS, retentionEnabled=True, retentionSeconds=1, completedRetentionSeconds=1
+    )
+    lines = await _paired(served, effort, "retention", queue, settle=RETENTION_SETTLE)
+    removed, pushed = await _removed(served.runtime.database_url, queue.name), effort.hundreds * (effort.pairs + 1)
+    assert removed == pushed, f"of {pushed:,} messages only {removed:,} were removed"
+    return lines
+
+
+async def _removed(url: str, queue: str) -> int:
+    connection = await asyncpg.connect(url)
+    sum_of_floors = "SELECT sum(p.floor) FROM queue_partitions AS p JOIN queues AS q USING (queue_no) WHERE q.name = $1"
+    removed = await connection.fetchval(sum_of_floors, queue)
+    await connection.close()
+    return int(removed)
 
 
 async def _eviction(served: Served, effort: Effort) -> list[Result]:
-    lines = await _paired(served, effort, "eviction", maxWaitTimeSeconds=3600)
-    load = Load(2_000, 1, 100)
-    trips = []
+    lines = await _paired(
+        served, effort, "eviction", await QueueUrl.made(served.runtime, PARTITIONS, maxWaitTimeSeconds=3600)
+    )
+    load, trips = Load(4_000, 1, 10), []
     with served.statement_log():
         for wait in (3600, 0):
             queue = await QueueUrl.made(served.runtime, 1, maxWaitTimeSeconds=wait)
@@ -209,16 +225,13 @@ async def _eviction(served: Served, effort: Effort) -> list[Result]:
             trips.append((served.round_trips() - before) * load.batch / load.count)
     note = f"lower is better; {load.count // load.batch} pops of {load.batch}, with the background work meanwhile"
     what = "round trips of pop + ack, with eviction / without"
-    return [*lines, Result(what, f"{trips[0]:.1f}", f"{trips[1]:.1f}", trips[0] / trips[1], note)]
+    return [*lines, Result(what, f"{trips[0]:.2f}", f"{trips[1]:.2f}", trips[0] / trips[1], note)]
 
 
-async def _paired(served: Served, effort: Effort, what: str, *, settle: float = 0.0, **options: object) -> list[Result]:
-    """CPU time of a message with and without a feature, in pairs of windows."""
+async def _paired(served: Served, effort: Effort, what: str, queue: QueueUrl, *, settle: float = 0.0) -> list[Result]:
+    """CPU time of a message in a queue with a feature and in one without, in pairs of windows."""
     load = Load(effort.hundreds, 4, 100)
-    queues = {
-        "with": await QueueUrl.made(served.runtime, 2 * load.callers, **options),
-        "without": await QueueUrl.made(served.runtime, 2 * load.callers),
-    }
+    queues = {"with": queue, "without": await QueueUrl.made(served.runtime, PARTITIONS)}
     pushes: dict[str, list[float]] = {"with": [], "without": []}
     wholes: dict[str, list[float]] = {"with": [], "without": []}
     for number in range(effort.pairs + 1):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -29,8 +29,8 @@ _LEASED_AT_ONCE = 100
 
 
 @asynccontextmanager
-async def service(urls: tuple[str, str]) -> AsyncIterator[QueuesSlice]:
-    """The slices of one process on running stores, as the application opens them. Returns that of the queues."""
+async def opened(urls: tuple[str, str]) -> AsyncIterator[tuple[Stores, QueuesSlice]]:
+    """The slices of one process on running stores, as the application opens them, without background work."""
     database_url, redis_url = urls
     with tempfile.TemporaryDirectory() as directory:
         settings = Settings(data_dir=Path(directory), database_url=database_url, redis_url=redis_url)
@@ -38,9 +38,15 @@ async def service(urls: tuple[str, str]) -> AsyncIterator[QueuesSlice]:
         node = load_or_make(Path(directory) / "node.key")
         loaded = Loaded(settings, {"database_url": "bench", "redis_url": "bench"})
         async with Stores.opened(loaded) as stores, Slices.opened(stores, loaded, node) as slices:
-            async with Ticker(stores.ledger, slices.queues.ticks()):
-                yield slices.queues
+            yield stores, slices.queues
             stores.wake.stop()
+
+
+@asynccontextmanager
+async def service(urls: tuple[str, str]) -> AsyncIterator[QueuesSlice]:
+    """The same, with the background work of the queues."""
+    async with opened(urls) as (stores, queues), Ticker(stores.ledger, queues.ticks()):
+        yield queues
 
 
 class OurQueue:
@@ -53,13 +59,14 @@ class OurQueue:
         self.name = name
         self._partitions = itertools.cycle([f"p{number}" for number in range(partitions)])
         self._groups = groups
+        self.clock = clock
 
     @classmethod
     async def made(
-        cls, queues: QueuesSlice, partitions: int, groups: int = 1, options: dict[str, object] | None = None
+        cls, queues: QueuesSlice, partitions: int, groups: int = 1, options: Mapping[str, object] | None = None
     ) -> Self:
         name = f"bench-{uuid.uuid4()}"
-        await queues.catalog.configure(name, clock(), {"leaseTime": IN_FLIGHT_SECONDS} | (options or {}))
+        await queues.catalog.configure(name, clock(), {"leaseTime": IN_FLIGHT_SECONDS, **(options or {})})
         names = [QUEUE_MODE] if groups == 1 else [f"group-{number}" for number in range(groups)]
         made = cls(queues, name, partitions, names)
         for number in range(groups):
@@ -71,12 +78,12 @@ class OurQueue:
         return [self._item(partition, one) for one in payloads]
 
     async def push(self, batch: list[PushItem]) -> None:
-        results = await self._queues.pushes.push(batch, None, clock())
+        results = await self._queues.pushes.push(batch, None, self.clock())
         assert all(one.status == "queued" for one in results), results
 
     async def take(self, most: int, group: int = 0) -> int:
         request = PopRequest(queue=self.name, group=self._groups[group], batch=most, partitions=self._most_partitions)
-        delivery = await self._queues.claims.pop(request, clock())
+        delivery = await self._queues.claims.pop(request, self.clock())
         if delivery is None:
             return 0
         lease = uuid.UUID(delivery.lease_id)
@@ -89,7 +96,7 @@ class OurQueue:
             )
             for one in delivery.messages
         ]
-        results = await self._queues.settlement.ack(acks, clock())
+        results = await self._queues.settlement.ack(acks, self.clock())
         assert all(one.success for one in results), results
         return len(results)
 
@@ -97,7 +104,7 @@ class OurQueue:
         """Pops so many messages that need no acknowledgment."""
         while count > 0:
             request = PopRequest(queue=self.name, group=self._groups[0], batch=1_000, auto_ack=True)
-            delivery = await self._queues.claims.pop(request, clock())
+            delivery = await self._queues.claims.pop(request, self.clock())
             assert delivery is not None, f"{count} messages are missing"
             count -= len(delivery.messages)
 
@@ -112,7 +119,7 @@ class OurQueue:
 
     async def _leased(self, partition: str, group: str) -> int:
         request = PopRequest(queue=self.name, partition=partition, group=group, batch=_LEASED_AT_ONCE)
-        delivery = await self._queues.claims.pop(request, clock())
+        delivery = await self._queues.claims.pop(request, self.clock())
         return 0 if delivery is None else len(delivery.messages)
 
     def _item(self, partition: str, payload: bytes) -> PushItem:

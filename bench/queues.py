@@ -10,6 +10,8 @@ groups      Ten consumer groups read every message. The peers have no consumer g
 partitions  Our queue with 10,000 partitions beside one with a single partition; one producer, then one consumer.
 history     Our queue after so many messages were pushed and consumed, beside a fresh one in another PostgreSQL.
 storage     Bytes on disk for each message, with indexes, after pushes in batches of a hundred and of one.
+temporary   Bytes on disk after a week of traffic, of which half is consumed, with eviction and a retention of an hour
+            beside neither. The days pass on a clock of the benchmark, and with them the background work.
 
 Our queues have twice as many partitions as there are consumers, since a partition is leased to one consumer at a time.
 Procrastinate fetches and finishes job by job; it gets fewer messages a round, so that a round does not take minutes.
@@ -17,20 +19,30 @@ Procrastinate fetches and finishes job by job; it gets fewer messages a round, s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
 
 import asyncpg
 import uvloop
 
+from angelia.api import clock
 from angelia.queues.slice import QueuesSlice
 from harness import Result, compared, rate, stores
 from queue_load import Load, against, push_all, rounds, take_all
 from queue_peers import BareCopy, BareInsert, PgmqTable, Procrastinate, held_transaction, payloads
-from queue_service import OurQueue, SpreadQueue, fill, service
+from queue_service import OurQueue, SpreadQueue, fill, opened, service
 
 OURS, PGMQ, PROCRASTINATE, INSERT, COPY = "ours", "pgmq-style table", "procrastinate", "bare INSERT", "bare COPY"
 IN_FLIGHT, GROUPS, PARTITIONS = 20_000, 10, 10_000
+DAYS = 7
+TEMPORARY = {
+    "maxWaitTimeSeconds": 3600,
+    "retentionEnabled": True,
+    "retentionSeconds": 3600,
+    "completedRetentionSeconds": 600,
+}
 Urls = tuple[str, str]
 
 
@@ -163,6 +175,31 @@ async def _history(urls: Urls, fresh_urls: Urls, effort: Effort) -> list[Result]
     return against(what, measured.pop("old"), measured, note)
 
 
+async def _temporary_bytes(urls: Urls, effort: Effort, options: Mapping[str, object]) -> int:
+    """Sends a week's traffic through a queue. Returns by how many bytes its tables grew."""
+    load = effort.hundreds
+    async with opened(urls) as (_, queues):
+        queue = await OurQueue.made(queues, 2 * load.callers, options=options)
+        before, start = await _queue_bytes(urls[0]), clock()
+        for half_day in range(2 * DAYS):
+            now = start + half_day * timedelta(hours=12)
+            queue.clock = partial(_same, now)
+            await push_all(queue, load)
+            await take_all(queue, Load(load.count // 2, 1, load.batch))
+            await _work_in_background(queues, now + timedelta(hours=2))
+        return await _queue_bytes(urls[0]) - before
+
+
+async def _work_in_background(queues: QueuesSlice, now: datetime) -> None:
+    for tick in queues.ticks():
+        while await tick.run(now):
+            pass
+
+
+def _same(now: datetime) -> datetime:
+    return now
+
+
 _IN_ONE: dict[str, Callable[[str, QueuesSlice, Effort], Awaitable[list[Result]]]] = {
     "shallow": _shallow,
     "in-flight": _in_flight,
@@ -171,7 +208,7 @@ _IN_ONE: dict[str, Callable[[str, QueuesSlice, Effort], Awaitable[list[Result]]]
     "partitions": _partitions,
     "storage": _storage,
 }
-SECTIONS = (*_IN_ONE, "history")
+SECTIONS = (*_IN_ONE, "history", "temporary")
 
 
 def main(*, quick: bool, only: Sequence[str] = SECTIONS) -> list[Result]:
@@ -184,7 +221,20 @@ def main(*, quick: bool, only: Sequence[str] = SECTIONS) -> list[Result]:
         if "history" in only:
             with stores() as fresh:
                 results += uvloop.run(_history(urls, fresh, effort))
+    if "temporary" in only:
+        results.append(_temporary(effort))
     return results
+
+
+def _temporary(effort: Effort) -> Result:
+    sizes = []
+    for options in (TEMPORARY, {}):
+        with stores() as urls:
+            sizes.append(uvloop.run(_temporary_bytes(urls, effort, options)))
+    ours, peer = sizes
+    note = f"lower is better; {DAYS} days, {2 * DAYS * effort.hundreds.count:,} messages, half of them consumed"
+    what = "bytes of a queue with eviction and short retention / without"
+    return Result(what, f"{ours:,} bytes", f"{peer:,} bytes", ours / peer, note)
 
 
 async def _measured(
