@@ -153,6 +153,7 @@ class Settings:
     jwt_jwks_url: str | None = setting(None, "where the keys of JSON Web Tokens are published")
     jwt_issuer: str | None = setting(None, "the iss claim that tokens must carry")
     jwt_audience: str = setting("angelia", "the aud claim that tokens must carry")
+    jwt_audience_optional: bool = setting(False, "accept tokens without an aud claim, as Queen does")
     audit_witness: str | None = setting(
         None, "who else keeps the audit's checkpoints: a file on another disk, or another node as https://:TOKEN@host"
     )
