@@ -8,7 +8,9 @@ from pathlib import Path
 
 import asyncpg
 
+import queue_rows
 from angelia.pipeline.jobs.archive_audit import archive_audit
+from angelia.pipeline.jobs.archive_queues import archive_queues
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
@@ -21,9 +23,15 @@ from schedule_rows import scheduled
 
 AGENT = "alice-1"
 # How many rows concern the agent: receipts as sender or recipient, events, sessions, its messages in rooms and those
-# from and to it.
-IN_ARCHIVE = {"delivery_receipts": 11, "audit_events": 8, "sessions": 1, "rooms": 3}
-IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1, "rooms": 2, "direct_messages": 2}
+# from and to it, and what it pushed to queues.
+IN_ARCHIVE = {
+    "delivery_receipts": 11, "audit_events": 8, "sessions": 1, "rooms": 3, "queue_messages": 2,
+    "queue_dead_letters": 1,
+}  # fmt: skip
+IN_LEDGER = {
+    "delivery_receipts": 9, "audit_events": 4, "sessions": 1, "rooms": 2, "direct_messages": 2, "queue_messages": 3,
+    "queue_dead_letters": 1, "queue_traces": 0, "queue_buffered": 0,
+}  # fmt: skip
 YOUNG = NOW - timedelta(days=2)
 
 
@@ -39,6 +47,8 @@ async def known(work: Callable[..., JobContext], database_url: str, data_dir: Pa
     archive_receipts(work())
     archive_sessions(work())
     archive_rooms(work())
+    await queued(database_url)
+    archive_queues(work())
     archive_audit(work(settings=settings))
     await fill(database_url, YOUNG.date(), 63)
     await _name(database_url)
@@ -63,6 +73,18 @@ async def talked(database_url: str) -> None:
     await sent(database_url, alice, other, "alicemark sealed")
     await sent(database_url, other, alice, "sealed to alicemark")
     await sent(database_url, other, other, "othermark sealed")
+
+
+async def queued(database_url: str) -> None:
+    """Has the agent and another one push to a queue; the older messages and dead letters are past their retention."""
+    await queue_rows.made(database_url, "orders", retryLimit=0)
+    for at in (queue_rows.EXPIRED, NOW):
+        await queue_rows.pushed(database_url, "orders", [f"alicemark {at}", f"alicemark too {at}"], at, producer=AGENT)
+        await queue_rows.pushed(database_url, "orders", [f"othermark {at}"], at, producer="other")
+        await queue_rows.consumed(database_url, "orders", 1, at, status="failed")
+        await queue_rows.consumed(database_url, "orders", 2, at)
+    await queue_rows.pushed(database_url, "orders", ["alicemark waits"], NOW, producer=AGENT)
+    await queue_rows.retained(database_url)
 
 
 async def _name(database_url: str) -> None:

@@ -30,6 +30,10 @@ OURS = {
     "rooms_made": ("name", ["our-mark"]),
     "direct_messages": ("body", ["our-mark 1", "our-mark 2"]),
     "rooms": ("body", ["our-mark"]),
+    "queue_messages": ("transaction_id", ["our-mark", "our-mark too"]),
+    "queue_dead_letters": ("error", ["our-mark"]),
+    "queue_traces": ("event_type", ["our-mark"]),
+    "queue_buffered": ("payload", ['"our-mark"']),
 }
 # {nhi} is an agent, {id} an id of its own and {mark} a text of its own.
 _EACH = """
@@ -74,6 +78,26 @@ INSERT INTO rooms (room_id, name, is_private, key_hash, created_by, created_at, 
   VALUES ('{id}', '{mark}', true, '{mark} key', '{id}', '2026-11-01Z', '2026-11-01Z');
 INSERT INTO room_entries (room_id, ts, noise, author, body, proof)
   VALUES ('{room}', {number}, '0123456789', '{id}', '{mark}', '{{"mark": "{mark}"}}');
+INSERT INTO queues (queue_id, name, namespace, task, created_at, options)
+  VALUES ('00000000-0000-4000-8000-0000000000dd', 'shared', '', '', '2026-11-01Z', '{{}}') ON CONFLICT DO NOTHING;
+INSERT INTO queue_partitions (partition_id, queue_no, name, created_at)
+  SELECT '00000000-0000-4000-8000-0000000000dd', queue_no, 'Default', '2026-11-01Z' FROM queues ON CONFLICT DO NOTHING;
+INSERT INTO queue_chunks (partition_no, end_position, count, stored_at, created_at, first_id, producer, transaction_ids,
+    ends, body)
+  SELECT partition_no, 2 * {number}, 2, '2026-11-01Z', '2026-11-01Z', gen_random_uuid(),
+    CASE {number} WHEN 1 THEN '{nhi}' ELSE '{id}' END, ARRAY['{mark}', '{mark} too'], ARRAY[4, 6], 'null"{mark}"'
+  FROM queue_partitions;
+INSERT INTO queue_dead_letters (queue_no, partition_no, group_no, position, message_id, transaction_id, producer, body,
+    error, attempts, created_at, failed_at)
+  SELECT queue_no, partition_no, 1, 0, gen_random_uuid(), '{mark}', '{nhi}', '{mark}', '{mark}', 1, '2026-11-01Z',
+    '2026-11-01Z' FROM queue_partitions;
+INSERT INTO queue_traces (trace_id, queue_no, partition_no, position, transaction_id, group_name, worker, event_type,
+    names, data, created_at)
+  SELECT '{id}', queue_no, partition_no, 2 * {number} - 1, '{mark}', 'group', 'worker', '{mark}', '{{one, two}}',
+    '"{mark}"', '2026-11-01Z' FROM queue_partitions;
+INSERT INTO queue_buffered (queue_name, partition_name, message_id, transaction_id, producer, body, buffered_at,
+    retry_at)
+  VALUES ('shared', 'Default', '{id}', '{mark}', '{nhi}', '"{mark}"', '2026-11-01Z', '2026-11-01Z');
 """
 # Blocks by the agent, of the agent, and between others; a key of another agent that it received.
 _BETWEEN = f"""

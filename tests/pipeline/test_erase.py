@@ -11,13 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, YOUNG, known, talked
+import queue_rows
+from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, YOUNG, known, queued, talked
 from angelia.audit.service import Audit, event
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.node_key import load_or_make
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_audit import JOB as AUDIT_JOB
 from angelia.pipeline.jobs.archive_audit import archive_audit
+from angelia.pipeline.jobs.archive_queues import archive_queues
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_rooms import archive_rooms
 from angelia.pipeline.jobs.erase import erase
@@ -119,6 +121,45 @@ async def test_of_rooms_and_inboxes_nothing_is_left_of_the_agent_and_everything_
     )}  # fmt: skip
     assert held == {AGENT: 0, "other": 1}
     assert await connection.fetchval("SELECT created_by FROM rooms WHERE room_id = $1", room.room_id) == alice
+
+
+async def test_of_queues_nothing_is_left_of_the_agent_and_consumers_pass_over_what_it_pushed(
+    work: Callable[..., JobContext], database_url: str, objects: Objects, connection: asyncpg.Connection
+) -> None:
+    await queued(database_url)
+    archive_queues(work())
+    await connection.execute(
+        """INSERT INTO queue_traces (trace_id, queue_no, partition_no, position, transaction_id, group_name, worker,
+             event_type, names, data, created_at)
+           SELECT gen_random_uuid(), queue_no, partition_no, p, 't', 'group', w, 'x', '{}', '"alicemark"', $1
+           FROM queue_partitions, (VALUES (3, 'worker'), (5, 'alice-1')) AS t (p, w)""",
+        NOW,
+    )
+    await connection.execute(
+        """INSERT INTO queue_buffered (queue_name, partition_name, message_id, transaction_id, producer, body,
+             buffered_at, retry_at) VALUES ('orders', 'Default', gen_random_uuid(), 't', $1, '"alicemark"', $2, $2)""",
+        AGENT, NOW,
+    )  # fmt: skip
+    await queue_rows.pushed(database_url, "orders", ["othermark last"], NOW, producer="other")
+    wanted = {"queue_messages": 3, "queue_dead_letters": 1, "queue_traces": 2, "queue_buffered": 1}
+    foreseen = erase(work(options=ASKED, dry_run=True))
+    assert {name: foreseen.figures["ledger"][name] for name in wanted} == wanted
+    report = erase(work(options=ASKED))
+    assert {name: report.figures["ledger"][name] for name in wanted} == wanted
+    assert {name: report.figures["archive"][name] for name in ("queue_messages", "queue_dead_letters")} == {
+        "queue_messages": 2, "queue_dead_letters": 1,
+    }  # fmt: skip
+    for mark in ("alicemark", AGENT):
+        assert traces(objects, mark) == []
+        for table in ("queue_chunks", "queue_dead_letters", "queue_traces", "queue_buffered"):
+            rows = str(await connection.fetch(f"SELECT r::text FROM {table} AS r"))  # noqa: S608 - payloads are in hex
+            assert (mark in rows, mark.encode().hex() in rows) == (False, False), table
+    held = await queue_rows.held_in_queues(database_url, objects)
+    assert (len(held.ledger), [row["payload"][:9] for row in held.rows]) == (2, [b"othermark"])
+    await queue_rows.consumed(database_url, "orders", 1, NOW)
+    again = await queue_rows.pushed(database_url, "orders", ["alicemark waits"], NOW)
+    assert len(again) == 1, "the transaction id is free"
+    assert erase(work(options=ASKED)).figures["ledger"]["queue_messages"] == 0
 
 
 async def test_an_agent_that_is_asked_for_by_its_id_is_erased_with_what_names_it_by_either(

@@ -64,8 +64,12 @@ async def test_an_export_has_what_ledger_and_archive_hold_once_each_and_nothing_
         (AGENT, "other", "alicemark sealed"),
         ("other", AGENT, "sealed to alicemark"),
     }
-    names = {name for path in (tmp_path / "out").glob("*.parquet") for name in pq.read_schema(path).names}
+    kinds = [path for path in (tmp_path / "out").glob("*.parquet") if not path.name.startswith("queue_")]
+    names = {name for path in kinds for name in pq.read_schema(path).names}
     assert names.isdisjoint(SECRET)
+    pushed = pq.read_table(tmp_path / "out" / "queue_messages.parquet").to_pylist()
+    assert all(row["payload"].startswith(b"alicemark") for row in pushed)
+    assert sorted(row["ended"] or "" for row in pushed) == ["", "", "", "completed", "dead"]
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert (modes, stat.S_IMODE((tmp_path / "out").stat().st_mode)) == ({0o600}, 0o700)
 

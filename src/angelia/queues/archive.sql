@@ -15,6 +15,10 @@ d.letter_no::text AS letter_id, {place}, g.name AS consumer_group, d.position, d
   d.producer, d.key_id::text AS key_id, d.body AS payload, d.error, d.attempts, d.created_at, d.failed_at,
   (d.partition_no % 256)::smallint AS bucket, (d.failed_at AT TIME ZONE 'UTC')::date AS day
 
+-- part: agent
+-- What producers are called: an agent by its handle, and by its id before it claimed one.
+(SELECT $1 UNION SELECT id::text FROM agents WHERE handle = $1)
+
 -- part: first
 -- Messages before it have left the partition.
 coalesce(p.purge_floor, p.floor)
@@ -67,14 +71,77 @@ CROSS JOIN LATERAL (
   SELECT n AS position, (n - c.end_position + c.count)::int AS number
   FROM generate_series(greatest(c.end_position - c.count, {first}), c.end_position - 1) AS n
 ) AS m
-WHERE c.producer = $1 AND NOT p.removed @> m.position
+WHERE c.producer IN {agent} AND NOT p.removed @> m.position
 
 -- name: queue_dead_letters_due
 SELECT {letter} FROM {due_letters}
 
 -- name: queue_dead_letters_about_agent
 -- The dead letters of messages that an agent pushed.
-SELECT {letter} FROM {letters} WHERE d.producer = $1
+SELECT {letter} FROM {letters} WHERE d.producer IN {agent}
+
+-- part: own_traces
+-- Traces of messages that an agent pushed, and those that it wrote itself.
+t.worker IN {agent} OR EXISTS (
+  SELECT FROM queue_chunks AS c
+  WHERE c.partition_no = t.partition_no AND c.end_position > t.position AND c.end_position - c.count <= t.position AND c.producer IN {agent}
+)
+
+-- name: queue_traces_about_agent
+-- What is encrypted of them is left out.
+SELECT t.trace_id::text AS trace_id, q.name AS queue, t.transaction_id, t.group_name AS consumer_group, t.worker, t.event_type,
+  array_to_string(t.names, ', ') AS names, CASE WHEN t.key_id IS NULL THEN convert_from(t.data, 'UTF8') END AS data, t.created_at
+FROM queue_traces AS t LEFT JOIN queues AS q ON q.queue_no = t.queue_no WHERE {own_traces} ORDER BY t.trace_no
+
+-- name: queue_buffered_about_agent
+-- Messages that wait for the end of maintenance. What is encrypted of them is left out.
+SELECT queue_name AS queue, partition_name AS partition, transaction_id, b.trace_id, producer, buffered_at,
+  CASE WHEN key_id IS NULL THEN convert_from(body, 'UTF8') END AS payload
+FROM queue_buffered AS b WHERE producer IN {agent} ORDER BY message_no
+
+-- name: queue_notes_count
+-- How many traces and buffered messages an erasure would remove.
+SELECT (SELECT count(*) FROM queue_traces AS t WHERE {own_traces}) AS traces,
+  (SELECT count(*) FROM queue_buffered WHERE producer IN {agent}) AS buffered
+
+-- name: queues_lock_days
+-- Until the transaction ends, no chunk is copied to a later day.
+SELECT pg_advisory_xact_lock(hashtextextended('angelia/days of queue_chunks', 0))
+
+-- name: queues_erase
+-- What an agent pushed, its dead letters and its traces. Chunks keep their places, and their messages count as deleted: a position that
+-- is gone would stop the cursors. Payloads become null, and transaction ids empty. All chunks are looked at.
+WITH chunks AS MATERIALIZED (
+  SELECT c.partition_no, c.end_position, c.count, c.transaction_ids FROM queue_chunks AS c WHERE c.producer IN {agent}
+), messages AS MATERIALIZED (
+  SELECT partition_no, range_agg(int8range(end_position - count, end_position)) AS positions FROM chunks GROUP BY partition_no
+), held AS MATERIALIZED (
+  SELECT p.partition_no, p.removed, int8multirange(int8range({first}, NULL)) AS present
+  FROM queue_partitions AS p WHERE p.partition_no IN (SELECT partition_no FROM messages) ORDER BY p.partition_no FOR NO KEY UPDATE
+), marked AS (
+  UPDATE queue_partitions AS p SET removed = p.removed + m.positions * h.present
+  FROM held AS h JOIN messages AS m ON m.partition_no = h.partition_no WHERE p.partition_no = h.partition_no
+), emptied AS (
+  UPDATE queue_chunks AS c SET producer = NULL, key_id = NULL, trace_ids = NULL, transaction_ids = array_fill(''::text, ARRAY[c.count]),
+    ends = ARRAY(SELECT 4 * n FROM generate_series(1, c.count) AS n), body = convert_to(repeat('null', c.count), 'UTF8')
+  WHERE c.producer IN {agent}
+), ids AS (
+  DELETE FROM queue_ids AS i USING (
+    SELECT c.partition_no, hashtextextended(m.id, c.partition_no) AS hash, c.end_position - c.count + m.n - 1 AS position
+    FROM chunks AS c CROSS JOIN LATERAL unnest(c.transaction_ids) WITH ORDINALITY AS m (id, n)
+  ) AS m
+  WHERE i.partition_no = m.partition_no AND i.hash = m.hash AND i.position = m.position
+), letters AS (
+  DELETE FROM queue_dead_letters WHERE producer IN {agent} RETURNING 1
+), traces AS (
+  DELETE FROM queue_traces AS t WHERE {own_traces} RETURNING 1
+), buffered AS (
+  DELETE FROM queue_buffered WHERE producer IN {agent} RETURNING 1
+)
+SELECT coalesce((
+    SELECT sum(queue_count(m.positions * h.present - h.removed)) FROM held AS h JOIN messages AS m ON m.partition_no = h.partition_no
+  ), 0)::bigint AS messages, (SELECT count(*) FROM letters) AS letters, (SELECT count(*) FROM traces) AS traces,
+  (SELECT count(*) FROM buffered) AS buffered
 
 -- name: queue_messages_waiting
 -- How many wait for the archive, and since when the first of them does.

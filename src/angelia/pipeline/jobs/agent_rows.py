@@ -10,9 +10,17 @@ from pyspark.sql import functions as f
 from angelia.errors import InvalidArgument
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, ROOMS, SESSIONS, Table
+from angelia.pipeline.lake.tables import (
+    AUDIT,
+    QUEUE_DEAD_LETTERS,
+    QUEUE_MESSAGES,
+    RECEIPTS,
+    ROOMS,
+    SESSIONS,
+    Table,
+)
 
-NAMING = (RECEIPTS, SESSIONS, ROOMS, AUDIT)
+NAMING = (RECEIPTS, SESSIONS, ROOMS, QUEUE_MESSAGES, QUEUE_DEAD_LETTERS, AUDIT)
 _PROJECTIONS = {RECEIPTS.name: ("mail", "receipts"), SESSIONS.name: ("keys", "sessions")}
 _COLUMNS = {
     RECEIPTS.name: ("sender_nhi", "recipient_nhi"),
@@ -23,8 +31,8 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class AgentNames:
-    """What rows call an agent: by its handle, and by its id in rooms and in audit events from before it claimed the
-    handle. It has an id if it ever registered."""
+    """What rows call an agent: by its handle, and by its id in rooms, and in audit events and queues from before it
+    claimed the handle. It has an id if it ever registered."""
 
     handle: str
     id: str | None
@@ -50,6 +58,8 @@ def in_ledger(work: JobContext, table: Table) -> str:
         return work.sql("audit")["about_agent"]
     if table is ROOMS:
         return work.sql("rooms")["rooms_about_agent"]
+    if table in (QUEUE_MESSAGES, QUEUE_DEAD_LETTERS):
+        return work.sql("queues")[f"{table.name}_about_agent"]
     slice_name, projection = _PROJECTIONS[table.name]
     first, second = _COLUMNS[table.name]
     return f"SELECT * FROM ({work.sql(slice_name)[projection]}) AS r WHERE {first} = $1 OR {second} = $1"  # noqa: S608
@@ -59,6 +69,8 @@ def about(table: Table, agent: AgentNames) -> Column:
     """The condition for rows of a table that name an agent."""
     if table is ROOMS:
         return f.lit(False) if agent.id is None else f.col("author") == agent.id
+    if table in (QUEUE_MESSAGES, QUEUE_DEAD_LETTERS):
+        return f.coalesce(f.col("producer").isin(agent.handle, agent.id or agent.handle), f.lit(False))
     first, second = (f.col(name) for name in _COLUMNS[table.name])
     if table is not AUDIT:
         return first.eqNullSafe(agent.handle) | second.eqNullSafe(agent.handle)

@@ -1,8 +1,8 @@
 """Removes what ledger and archive hold about an agent's messages, on a legal request, and records the act.
 
-Receipts, sessions, messages in rooms and direct messages are removed. In audit events the columns that name an agent
-are emptied; their hashes stay, so that the chain still verifies. The ledger comes first, so that nothing of the agent
-is archived later.
+Receipts, sessions, messages in rooms, direct messages and messages in queues are removed. In audit events the columns
+that name an agent are emptied; their hashes stay, so that the chain still verifies. The ledger comes first, so that
+nothing of the agent is archived later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,22 @@ from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
 from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, ROOMS, SESSIONS, Table
+from angelia.pipeline.lake.tables import (
+    AUDIT,
+    QUEUE_DEAD_LETTERS,
+    QUEUE_MESSAGES,
+    RECEIPTS,
+    ROOMS,
+    SESSIONS,
+    Table,
+)
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
 JOB = "erase"
 _LONGEST_REASON = 500
-_DIRECT = "direct_messages"  # which only the ledger has
+_DIRECT, _TRACES, _BUFFERED = "direct_messages", "queue_traces", "queue_buffered"  # which only the ledger has
 
 
 def erase(work: JobContext) -> JobReport:
@@ -81,11 +89,16 @@ def _refuse_named(reason: str, agent: AgentNames) -> None:
 def _foreseen(work: JobContext, database: Database, names: AgentNames, report: JobReport) -> JobReport:
     agent = names.handle
     pending = _pending(work, database, agent)
+    [notes] = database.rows(work.sql("queues")["queue_notes_count"], agent)
     ledger = {
         RECEIPTS.name: _count(database, in_ledger(work, RECEIPTS), agent) - pending,
         SESSIONS.name: _count(database, in_ledger(work, SESSIONS), agent),
         ROOMS.name: _count(database, in_ledger(work, ROOMS), agent),
         _DIRECT: database.rows(work.sql("rooms")["dms_count"], agent)[0]["row_count"],
+        QUEUE_MESSAGES.name: _count(database, in_ledger(work, QUEUE_MESSAGES), agent),
+        QUEUE_DEAD_LETTERS.name: _count(database, in_ledger(work, QUEUE_DEAD_LETTERS), agent),
+        _TRACES: notes["traces"],
+        _BUFFERED: notes["buffered"],
         AUDIT.name: _count(database, in_ledger(work, AUDIT), agent, "redacted_at IS NULL"),
     }
     lake = {table.name: sum(_days(work, table, names).values()) for table in NAMING}
@@ -136,11 +149,17 @@ def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
     def erased_in_ledger() -> JobRun:
         database.execute(work.sql("rooms")["rooms_lock_index"])
+        database.rows(work.sql("queues")["queues_lock_days"])
+        [queues] = database.rows(work.sql("queues")["queues_erase"], agent)
         erased = {
             RECEIPTS.name: database.rows(work.sql("mail")["receipts_erase"], agent)[0]["erased"],
             SESSIONS.name: database.rows(work.sql("keys")["sessions_erase"], agent)[0]["erased"],
             ROOMS.name: database.rows(work.sql("rooms")["rooms_erase"], agent)[0]["erased"],
             _DIRECT: database.rows(work.sql("rooms")["dms_erase"], agent)[0]["erased"],
+            QUEUE_MESSAGES.name: queues["messages"],
+            QUEUE_DEAD_LETTERS.name: queues["letters"],
+            _TRACES: queues["traces"],
+            _BUFFERED: queues["buffered"],
         }
         at = work.clock()  # as late as possible, since it is the time of the audit event
         erased[AUDIT.name] = database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"]

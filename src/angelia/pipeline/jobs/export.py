@@ -46,16 +46,19 @@ _LEDGER = (
     ("channels", "channel_epochs_about_agent"),
     ("rooms", "rooms_made_about_agent"),
     ("rooms", "direct_messages_about_agent"),
+    ("queues", "queue_traces_about_agent"),
+    ("queues", "queue_buffered_about_agent"),
 )
 _LEFT_OUT = (
     "the content of sealed messages: the server cannot read it",
     "private keys: they never were here",
     "encrypted fields, and secrets of tokens, which are kept as hashes",
-    "one-time keys themselves, and places in queues",
+    "one-time keys themselves, and places of waiting messages",
     "ids of messages that were sent of late, by which a repetition is known: the receipts have them",
     "what the hot tier remembers for minutes",
     "rules whose patterns cover the agent without naming it",
-    "what others posted in rooms, keys of private rooms, queues and group logs",
+    "what others posted in rooms, keys of private rooms, and group logs",
+    "payloads of encrypted queues in the clear: they are as they are stored, and in traces they are left out",
     "logs and backups",
 )
 # The driver streams only statements without parameters, so the agent is bound to a setting of the transaction.
