@@ -78,9 +78,12 @@ class News:
         await self._spread([_told(queue)])
 
     async def _spread(self, news: Iterable[Told]) -> None:
-        for told in news:
-            self._tell(told)
-            self._unpublished[told] = None
+        told = dict.fromkeys(news)
+        if not told:
+            return
+        for one in told:
+            self._tell(one)
+        self._unpublished |= told
         if self._publishing is not None:
             await asyncio.shield(self._publishing)
         if self._unpublished:

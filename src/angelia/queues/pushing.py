@@ -115,7 +115,7 @@ class Pushes:
         self._buffer = buffer
         self._activity = activity
         self._commits: GroupCommit[list[PushSlice], list[Outcome]] = GroupCommit(
-            ledger.statement, self._store, most_weight=_MOST_BYTES, weight=_weight
+            ledger.statement, self._commit, most_weight=_MOST_BYTES, weight=_weight
         )
 
     async def push(self, items: Sequence[PushItem], producer: str | None, now: datetime) -> list[PushResult]:
@@ -151,7 +151,7 @@ class Pushes:
     async def stored(self, tx: Tx, slices: list[PushSlice], results: list[PushResult | None]) -> None:
         """Stores messages in a transaction, and notes what became of each; QueueChanged if a queue was changed or
         deleted since they were prepared."""
-        for one, outcome in zip(slices, (await self._store_all(tx, [slices]))[0] if slices else [], strict=True):
+        for one, outcome in zip(slices, (await self._store(tx, [slices]))[0] if slices else [], strict=True):
             if outcome.how in ("stale", "gone", "after"):
                 self._catalog.forget_queue(one.partition.queue.name)
                 raise QueueChanged
@@ -162,10 +162,9 @@ class Pushes:
                 raise QueueChanged
 
     async def told(self, slices: Sequence[PushSlice]) -> None:
-        """Tells consumers of messages that were stored."""
-        await self._news.tell([one.partition for one in slices])
-        for one in slices:
-            self._activity.pushed(one.partition.queue.queue_no, len(one.entries), one.size)
+        """Counts messages of a transaction that were stored, and tells consumers of them."""
+        self._count(slices)
+        await self._news.tell(one.partition for one in slices)
 
     async def close(self) -> None:
         await self._commits.close()
@@ -206,9 +205,12 @@ class Pushes:
             for one in buffered:
                 for entry in one.entries:
                     results[entry.number] = PushResult("buffered", entry.transaction_id, one.partition.queue.name)
-        if told:
-            await self.told(told)
+        self._count(told)
         return again
+
+    def _count(self, slices: Iterable[PushSlice]) -> None:
+        for one in slices:
+            self._activity.pushed(one.partition.queue.queue_no, len(one.entries), one.size)
 
     async def _placed(
         self, items: Sequence[PushItem], entries: Sequence[PushEntry], producer: str | None, now: datetime
@@ -236,10 +238,19 @@ class Pushes:
             return [one for one in slices if not one.partition.options.encryption_enabled]
         return slices
 
-    async def _store(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome] | AngeliaError]:
-        return list(await self._store_all(tx, pushes))
+    async def _commit(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome] | AngeliaError]:
+        """Stores the slices of several pushes. They are committed when the statement returns, so consumers are told: once
+        for all of them, and before any push is answered."""
+        outcomes = await self._store(tx, pushes)
+        await self._news.tell(
+            one.partition
+            for push, told in zip(pushes, outcomes, strict=True)
+            for one, outcome in zip(push, told, strict=True)
+            if outcome.how == "stored"
+        )
+        return list(outcomes)
 
-    async def _store_all(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome]]:
+    async def _store(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome]]:
         """Stores the slices of several pushes, merged into chunks."""
         chunks = _merged(one for push in pushes for one in push)
         now = max(one.now for push in pushes for one in push)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -48,7 +48,7 @@ class Settlement:
         self._news = news
         self._activity = activity
         self._commits: GroupCommit[Settling, Sequence[Row]] = GroupCommit(
-            ledger.statement, _settle, weight=_weight, most_weight=10_000
+            ledger.statement, self._commit, weight=_weight, most_weight=10_000
         )
 
     async def ack(self, acks: Sequence[Ack], now: datetime) -> list[AckResult]:
@@ -57,7 +57,7 @@ class Settlement:
         rows = await self._commits.submit(Settling(parts, now)) if parts else []
         if any(map(_unknown, parts, rows)) and await self._groups_changed(parts, rows):
             return await self.ack(acks, now)
-        await self.told(parts, rows)
+        self.count(parts, rows)
         return results_of(acks, parts, rows)
 
     async def _groups_changed(self, parts: Sequence[Part], rows: Sequence[Row]) -> bool:
@@ -90,22 +90,17 @@ class Settlement:
             part.acks.append(ack)
         return list(parts.values())
 
-    async def told(self, parts: Sequence[Part], rows: Sequence[Row]) -> None:
-        """Counts what was settled, and tells consumers of partitions with further messages whose lease ended."""
-        freed = []
+    def count(self, parts: Sequence[Part], rows: Sequence[Row]) -> None:
+        """Counts what was settled."""
         for part, row in zip(parts, rows, strict=True):
             refused = set(row["refused"] or ())
             taken = [ack.status for at, ack in enumerate(part.acks, 1) if at not in refused]
-            self._activity.settled(
-                part.partition.queue.queue_no,
-                taken.count("completed"),
-                taken.count("failed"),
-                len(row["dead"] or ()),
-            )
-            if row["more"]:
-                freed.append(part.partition)
-        if freed:
-            await self._news.tell(freed)
+            completed, failed = taken.count("completed"), taken.count("failed")
+            self._activity.settled(part.partition.queue.queue_no, completed, failed, len(row["dead"] or ()))
+
+    async def tell(self, parts: Iterable[Part], rows: Iterable[Row]) -> None:
+        """Tells consumers of partitions with further messages whose lease ended."""
+        await self._news.tell(part.partition for part, row in zip(parts, rows, strict=True) if row["more"])
 
     async def extend(self, lease_id: UUID, seconds: int | None, now: datetime) -> Extended:
         """Extends a lease in all its partitions, by the lease time of their queue for None."""
@@ -117,6 +112,18 @@ class Settlement:
 
     async def close(self) -> None:
         await self._commits.close()
+
+    async def _commit(self, tx: Tx, batch: Sequence[Settling]) -> list[Sequence[Row] | AngeliaError]:
+        """Settles the messages of several requests. That is committed when the statement returns, so consumers are told:
+        once for all, and before any request is answered."""
+        parts = [part for one in batch for part in one.parts]
+        rows = await settle(tx, parts, max(one.now for one in batch))
+        await self.tell(parts, rows)
+        results: list[Sequence[Row] | AngeliaError] = []
+        for one in batch:
+            results.append(rows[: len(one.parts)])
+            rows = rows[len(one.parts) :]
+        return results
 
 
 async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> Sequence[Row]:
@@ -134,15 +141,6 @@ async def settle(tx: Tx, parts: Sequence[Part], now: datetime) -> Sequence[Row]:
         None if plain else [ack.status for ack in acks],
         None if plain else [ack.error for ack in acks],
     )
-
-
-async def _settle(tx: Tx, batch: Sequence[Settling]) -> list[Sequence[Row] | AngeliaError]:
-    rows = await settle(tx, [part for one in batch for part in one.parts], max(one.now for one in batch))
-    results: list[Sequence[Row] | AngeliaError] = []
-    for one in batch:
-        results.append(rows[: len(one.parts)])
-        rows = rows[len(one.parts) :]
-    return results
 
 
 def results_of(acks: Sequence[Ack], parts: Sequence[Part], rows: Sequence[Row]) -> list[AckResult]:

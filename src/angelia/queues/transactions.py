@@ -92,6 +92,7 @@ class Transactions:
                 if one.status != "queued":
                     reason = one.error or f"{one.status} transactionId {one.transaction_id}"
                     raise _Refused(f"PUSH operation failed: {reason}")
-        await self._settlement.told(parts, rows)
+        self._settlement.count(parts, rows)
+        await self._settlement.tell(parts, rows)
         await self._pushes.told(slices)
         return iter(settled), iter(done)

@@ -68,6 +68,11 @@ DECLARE
   ids TEXT[];
   known BOOLEAN;
   refused BIGINT[] := '{}';
+  plain BOOLEAN;        -- nothing is to be refused
+  bases BIGINT[];       -- where each chunk begins
+  times TIMESTAMPTZ[];
+  places BIGINT[];      -- partition and position of each message
+  positions BIGINT[];
 BEGIN
   IF (SELECT push_paused FROM queue_modes) THEN
     RETURN QUERY SELECT n::integer, 'paused', NULL::integer, NULL::uuid, NULL::bigint FROM generate_subscripts(counts, 1) AS n;
@@ -76,6 +81,44 @@ BEGIN
   -- In one order for all pushes, so that two of them do not wait for each other.
   PERFORM pg_advisory_xact_lock_shared(k) FROM (SELECT DISTINCT queue_lock(q) AS k FROM unnest(queue_nos) AS q ORDER BY k) AS locks;
   PERFORM pg_advisory_xact_lock(k) FROM (SELECT DISTINCT queue_partition_lock(p) AS k FROM unnest(partition_nos) AS p ORDER BY k) AS locks;
+  -- Most calls have nothing to refuse. Then chunks of several partitions are stored by one statement for each table, which takes a
+  -- third of what one after the other takes.
+  IF only_groups IS NULL AND cardinality(counts) > 1 AND cardinality(counts) = (SELECT count(DISTINCT p) FROM unnest(partition_nos) AS p) THEN
+    SELECT array_agg(greatest(e.end_position, p.floor) ORDER BY w.n), array_agg(greatest(now_, e.created_at, p.floor_at) ORDER BY w.n),
+      bool_and(coalesce(q.options_version = w.version AND (q.options ->> 'maxSize')::bigint = 0, false))
+    INTO bases, times, plain
+    FROM unnest(partition_nos, versions) WITH ORDINALITY AS w (partition_no, version, n)
+    LEFT JOIN queue_partitions AS p ON p.partition_no = w.partition_no
+    LEFT JOIN queues AS q ON q.queue_no = p.queue_no
+    LEFT JOIN LATERAL queue_newest(p.partition_no, today) AS e ON true;
+    IF plain THEN
+      SELECT array_agg(w.partition_no ORDER BY w.n, k), array_agg(bases[w.n] + k - 1 ORDER BY w.n, k) INTO places, positions
+      FROM unnest(partition_nos, counts) WITH ORDINALITY AS w (partition_no, count, n) CROSS JOIN generate_series(1, w.count) AS k;
+      plain := NOT EXISTS (
+        SELECT FROM unnest(places, transaction_ids) AS m (partition_no, id)
+        CROSS JOIN LATERAL (
+          SELECT FROM queue_ids AS i WHERE i.partition_no = m.partition_no AND i.hash = hashtextextended(m.id, m.partition_no) OFFSET 0
+        ) AS h
+      );
+    END IF;
+    IF plain THEN
+      INSERT INTO queue_chunks AS k (
+        partition_no, end_position, count, stored_at, created_at, first_id, key_id, producer, transaction_ids, trace_ids, ends, body
+      )
+      SELECT w.partition_no, bases[w.n] + w.count, w.count, times[w.n], times[w.n], w.first_id, w.key_id, w.producer,
+        transaction_ids[w.until - w.count + 1 : w.until], trace_ids[w.until - w.count + 1 : w.until], ends[w.until - w.count + 1 : w.until], w.body
+      FROM (
+        SELECT *, (sum(u.count) OVER (ORDER BY u.n))::integer AS until
+        FROM unnest(partition_nos, counts, first_ids, key_ids, producers, bodies)
+          WITH ORDINALITY AS u (partition_no, count, first_id, key_id, producer, body, n)
+      ) AS w;
+      INSERT INTO queue_ids (partition_no, hash, position)
+      SELECT m.partition_no, hashtextextended(m.id, m.partition_no), m.position
+      FROM unnest(places, transaction_ids, positions) AS m (partition_no, id, position);
+      RETURN QUERY SELECT n, 'stored', NULL::integer, NULL::uuid, NULL::bigint FROM generate_subscripts(counts, 1) AS n;
+      RETURN;
+    END IF;
+  END IF;
   FOR part IN
     SELECT n::integer, queue_no, partition_no, version, count, (sum(count) OVER (ORDER BY n))::integer AS until
     FROM unnest(queue_nos, partition_nos, versions, counts) WITH ORDINALITY AS w (queue_no, partition_no, version, count, n)
@@ -181,8 +224,8 @@ CREATE FUNCTION queue_count(messages INT8MULTIRANGE) RETURNS BIGINT LANGUAGE sql
   SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest(messages) AS r
 $$;
 
--- Claims messages for several requests, of each at most about 16 MiB. Candidates are partitions that may have messages, in the order in which they are to be
--- tried; each says which request it is for. Rows of messages come first:
+-- Claims messages for several requests, for each at most about 16 MiB. Candidates are partitions that may have messages, in the order in
+-- which they are to be tried; each says which request it is for. Rows of messages come first:
 --   messages   those of one chunk from its number `number` on, with the ends of their payloads in its body, which is cut to begin at
 --              `base`. `open` has the positions that are delivered; NULL means all of this row.
 -- and then one row for each candidate that was looked at; `more` says that it has further messages now:
