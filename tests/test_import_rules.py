@@ -185,12 +185,13 @@ def test_services_form_a_directed_acyclic_graph() -> None:
     assert broken(rule) == []
 
 
-def test_operations_are_declared_with_the_own_model_and_the_pure_core() -> None:
+def test_operations_are_declared_with_the_own_model_and_declarations_and_the_pure_core() -> None:
     def rule(found: Import) -> bool:
         slice_name = part_of(found.module)
         if slice_name not in SLICES | {"guard"} or role_of(found.module) != "api":
             return True
-        return found.target == f"{slice_name}.model" or part_of(found.target) in PURE | {"api"}
+        own = part_of(found.target) == slice_name and role_of(found.target) in ("model", "api")
+        return own or part_of(found.target) in PURE | {"api"}
 
     assert broken(rule) == []
 

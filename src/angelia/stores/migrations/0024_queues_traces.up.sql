@@ -17,6 +17,7 @@ CREATE TABLE queue_traces (
   created_at TIMESTAMPTZ NOT NULL
 );
 CREATE INDEX idx_queue_traces_message ON queue_traces (partition_no, position, trace_no);
+CREATE INDEX idx_queue_traces_id ON queue_traces (partition_no, hashtextextended(transaction_id, 0));
 CREATE INDEX idx_queue_traces_names ON queue_traces USING gin (names);
 
 -- Messages that were pushed while pushes were paused, in the order in which they are to be stored.

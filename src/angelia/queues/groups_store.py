@@ -1,0 +1,122 @@
+"""The SQL statements that move and delete consumer groups, and empty and delete queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import record_of, statements
+
+SQL = statements(__file__, "groups.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A consumer group of a queue, and where it began."""
+
+    queue: str
+    group_no: int
+    mode: str
+    from_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CursorMove:
+    """What a move of cursors changes: partitions, messages that are delivered again, and messages that are skipped."""
+
+    partitions: int = 0
+    again: int = 0
+    skipped: int = 0
+    position: int | None = None
+
+    def __add__(self, other: CursorMove) -> CursorMove:
+        return CursorMove(
+            self.partitions + other.partitions, self.again + other.again, self.skipped + other.skipped, other.position
+        )
+
+
+async def groups(tx: Tx, name: str, queue: str | None) -> list[GroupRow]:
+    """The consumer groups of a name, of all queues or of one."""
+    return [record_of(GroupRow, row) for row in await tx.fetch(SQL["groups"], name, queue)]
+
+
+async def group_nos(tx: Tx, queue_no: int) -> list[int]:
+    return [row["group_no"] for row in await tx.fetch(SQL["group_nos"], queue_no)]
+
+
+async def partition_page(tx: Tx, queue_no: int, after: str, limit: int) -> list[tuple[int, str]]:
+    """Numbers and names of the partitions of a queue that come next by name."""
+    return [(row["partition_no"], row["name"]) for row in await tx.fetch(SQL["partition_page"], queue_no, after, limit)]
+
+
+async def partition_named(tx: Tx, queue_no: int, name: str) -> list[tuple[int, str]]:
+    """The one partition of a name, if there is one."""
+    return [(row["partition_no"], row["name"]) for row in await tx.fetch(SQL["partition_named"], queue_no, name)]
+
+
+async def lock_cursors(tx: Tx, partition_nos: Sequence[int], group_nos: Sequence[int]) -> None:
+    """Keeps pops and acknowledgments from these cursors until the transaction ends."""
+    await tx.fetchval(SQL["lock_cursors"], partition_nos, group_nos)
+
+
+async def lock_partitions(tx: Tx, partition_nos: Sequence[int]) -> None:
+    """Keeps pushes from these partitions until the transaction ends. Cursors are locked before."""
+    await tx.fetchval(SQL["lock_partitions"], partition_nos)
+
+
+async def count_moves(tx: Tx, partition_nos: Sequence[int], group_no: int, to: datetime | None) -> CursorMove:
+    """What a move of a consumer group to a time, or to the end, would change."""
+    row = await tx.fetchrow(SQL["count_moves"], partition_nos, group_no, to, False)
+    assert row is not None, "counts without groups are one row"
+    return record_of(CursorMove, row)
+
+
+async def move_cursors(
+    tx: Tx,
+    partition_nos: Sequence[int],
+    group_no: int,
+    to: datetime | None,
+    now: datetime,
+    *,
+    only_unread: bool = False,
+) -> CursorMove:
+    """Moves a consumer group to the first message after a time, or to the end, and ends its leases. The cursors are
+    locked."""
+    row = await tx.fetchrow(SQL["move_cursors"], partition_nos, group_no, to, only_unread, now)
+    assert row is not None, "counts without groups are one row"
+    return record_of(CursorMove, row)
+
+
+async def set_subscription(tx: Tx, group_no: int, mode: str, from_at: datetime | None) -> None:
+    await tx.execute(SQL["set_subscription"], group_no, mode, from_at)
+
+
+async def delete_group(tx: Tx, queue_no: int, group_no: int) -> tuple[int, int]:
+    """Deletes a consumer group with its cursors and dead letters. Returns how many partitions it had read, and how many
+    dead letters it had."""
+    await tx.execute(SQL["delete_group"], group_no)
+    letters = int((await tx.execute(SQL["delete_letters"], queue_no, group_no)).rpartition(" ")[2])
+    return await delete_cursors(tx, queue_no, group_no), letters
+
+
+async def delete_cursors(tx: Tx, queue_no: int, group_no: int) -> int:
+    """Returns how many partitions there were cursors in."""
+    return int(await tx.fetchval(SQL["delete_cursors"], queue_no, group_no))
+
+
+async def forget_cursors(tx: Tx, partition_nos: Sequence[int], group_no: int) -> int:
+    """Deletes cursors, which are locked. Returns in how many of the partitions there were any."""
+    return int(await tx.fetchval(SQL["forget_cursors"], partition_nos, group_no))
+
+
+async def clear(tx: Tx, partition_nos: Sequence[int]) -> int:
+    """Hides all messages of partitions that are locked, and returns how many."""
+    return int(await tx.fetchval(SQL["clear"], partition_nos))
+
+
+async def delete_queue(tx: Tx, queue_no: int) -> bool:
+    """Deletes a queue with its partitions and consumer groups. Returns whether it was there."""
+    await tx.execute(SQL["lock_queue"], queue_no)
+    return await tx.execute(SQL["delete_queue"], queue_no) != "DELETE 0"
