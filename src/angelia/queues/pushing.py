@@ -239,8 +239,8 @@ class Pushes:
         return slices
 
     async def _commit(self, tx: Tx, pushes: Sequence[list[PushSlice]]) -> list[list[Outcome] | AngeliaError]:
-        """Stores the slices of several pushes. They are committed when the statement returns, so consumers are told then:
-        once for all of them, and before any push is answered."""
+        """Stores the slices of several pushes. They are committed when the statement returns, so consumers are told
+        once for all of them, before any push is answered."""
         outcomes = await self._store(tx, pushes)
         await self._news.tell(
             one.partition

@@ -114,8 +114,8 @@ class Settlement:
         await self._commits.close()
 
     async def _commit(self, tx: Tx, batch: Sequence[Settling]) -> list[Sequence[Row] | AngeliaError]:
-        """Settles messages of several requests. They are committed when the statement returns, so consumers are told then:
-        once for all, and before any request is answered."""
+        """Settles messages of several requests. They are committed when the statement returns, so consumers are told
+        then: once for all, and before any request is answered."""
         parts = [part for one in batch for part in one.parts]
         rows = await settle(tx, parts, max(one.now for one in batch))
         await self.tell(parts, rows)
