@@ -20,7 +20,7 @@ from angelia.queues.walks_store import Walk
 from angelia.stores.ledger import Ledger
 
 AT_ONCE = 100  # partitions in one transaction
-MOST_MESSAGES = 1_000_000  # of a partition at once: as many entries of an index may be read
+MOST_MESSAGES = 200_000  # of a partition at once: as many entries of an index may be read
 _QUIET = timedelta(days=10)  # partitions that were caught up with are noted as quiet every eight days
 _WALK = "eviction"
 log = structlog.get_logger(__name__)

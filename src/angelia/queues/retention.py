@@ -20,7 +20,7 @@ from angelia.queues.walks_store import Walk
 from angelia.stores.ledger import Ledger
 
 AT_ONCE = 100  # partitions in one transaction
-MOST_MESSAGES = 1_000_000  # by which a floor is raised at once: as many entries of an index may be read
+MOST_MESSAGES = 200_000  # by which a floor is raised at once: as many entries of an index may be read
 ARCHIVE_WAIT = timedelta(days=7)
 _LARGE_CURSOR = 512  # bytes of its settled messages, about thirty ranges
 _WALK = "retention"
