@@ -139,6 +139,14 @@ class QueueStorage:
             rounds += 1
         return rounds
 
+    async def drop_days(self) -> None:
+        """Drops the tables of days that the database of every test has: they depend on today's date."""
+        for (table,) in await self.rows(
+            "SELECT inhrelid::regclass::text FROM pg_inherits"
+            " WHERE inhparent = 'queue_chunks'::regclass AND inhrelid::regclass::text ~ '[0-9]$'"
+        ):
+            await self.execute(f"DROP TABLE {table}")
+
     async def tables(self) -> list[str]:
         """The days that have a table, as MMDD."""
         rows = await self.rows(

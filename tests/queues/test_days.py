@@ -21,6 +21,7 @@ ON = {"retentionEnabled": True}
 @pytest.fixture
 async def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
     storage = QueueStorage(queues, ledger)
+    await storage.drop_days()
     await storage.days().make_partitions(NOON)
     return storage
 

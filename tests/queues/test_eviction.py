@@ -21,8 +21,10 @@ from statement_plans import generic_plan, unbounded
 
 
 @pytest.fixture
-def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
-    return QueueStorage(queues, ledger)
+async def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
+    storage = QueueStorage(queues, ledger)
+    await storage.drop_days()
+    return storage
 
 
 async def hours(storage: QueueStorage) -> list[tuple[Any, ...]]:

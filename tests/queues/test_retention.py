@@ -22,8 +22,10 @@ ON = {"retentionEnabled": True}
 
 
 @pytest.fixture
-def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
-    return QueueStorage(queues, ledger)
+async def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
+    storage = QueueStorage(queues, ledger)
+    await storage.drop_days()
+    return storage
 
 
 # By age.

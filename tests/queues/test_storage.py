@@ -63,6 +63,7 @@ async def test_whatever_ticks_run_when_messages_are_delivered_once_and_in_order(
     queues: QueuesSlice, ledger: Ledger, seed: int
 ) -> None:
     drawn, storage = random.Random(seed), QueueStorage(queues, ledger)
+    await storage.drop_days()
     for queue, options in OPTIONS.items():
         await storage.configure(queue, **options)
         await storage.configure(queue, partition="p")

@@ -20,6 +20,7 @@ from queue_storage import DAY, HOUR, MINUTE, NOON, QueueStorage, raise_floor
 @pytest.fixture
 async def storage(queues: QueuesSlice, ledger: Ledger) -> QueueStorage:
     storage = QueueStorage(queues, ledger)
+    await storage.drop_days()
     await storage.days().make_partitions(NOON)
     return storage
 
