@@ -14,7 +14,7 @@ from angelia.errors import InvalidArgument, Unprocessable
 from angelia.pipeline.aicq.importing import Import
 from angelia.pipeline.aicq.rows import ImportedMessage, free_times, message_of
 from angelia.pipeline.aicq.sorted_sets import INBOX, ROOM, AicqRedis
-from angelia.pipeline.aicq.tally import ImportTally
+from angelia.pipeline.import_tally import ImportTally
 from angelia.rooms.model import DM_LIFE, MOST_BODY, MOST_DM, MOST_HELD, RETENTION, MessageId
 from angelia.rooms.words import found_by
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from adbc_driver_manager import Error
-
-from angelia.errors import InvalidArgument, Unavailable
+from angelia.errors import InvalidArgument
 from angelia.pipeline.database import Database
+from angelia.pipeline.import_source import faults_of
 
 Rows = list[dict[str, Any]]
 MOST_ROWS = 500  # of a batch, which is one transaction of the ledger
@@ -56,12 +55,12 @@ def opened(where: str) -> Iterator[AicqDatabase]:
 @contextmanager
 def _sqlite(path: str) -> Iterator[AicqDatabase]:
     def read(statement: str) -> Iterator[Rows]:
-        with _wrapped(path):
+        with faults_of("AICQ", path, _HINT):
             cursor = connection.execute(statement)
             while rows := cursor.fetchmany(MOST_ROWS):
                 yield [dict(row) for row in rows]
 
-    with _wrapped(path):
+    with faults_of("AICQ", path, _HINT):
         connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None)
     with closing(connection):
         connection.row_factory = sqlite3.Row
@@ -73,36 +72,14 @@ def _sqlite(path: str) -> Iterator[AicqDatabase]:
 @contextmanager
 def _postgres(url: str) -> Iterator[AicqDatabase]:
     def read(statement: str) -> Iterator[Rows]:
-        with _wrapped("that PostgreSQL", url):
+        with faults_of("AICQ", "that PostgreSQL", _HINT, url):
             for batch in database.batches(statement):
                 for start in range(0, batch.num_rows, MOST_ROWS):
                     yield batch.slice(start, MOST_ROWS).to_pylist()
 
     with ExitStack() as stack:
-        with _wrapped("that PostgreSQL", url):
+        with faults_of("AICQ", "that PostgreSQL", _HINT, url):
             database = stack.enter_context(Database.open(url))
             stack.enter_context(database.transaction())
             database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield AicqDatabase(read)
-
-
-@contextmanager
-def _wrapped(where: str, url: str = "") -> Iterator[None]:
-    """Raises faults of AICQ's database as an AngeliaError that tells it from the ledger, without the URL."""
-    try:
-        yield
-    except (sqlite3.Error, Error) as error:
-        raise InvalidArgument(
-            f"{where} cannot be read as a database of AICQ: {_said(error, url)}", hint=_HINT
-        ) from error
-    except Unavailable as error:
-        raise Unavailable(
-            f"AICQ's database does not answer: {_said(error.__cause__ or error, url)}",
-            hint="is it running, and is the URL right?",
-        ) from error
-
-
-def _said(error: BaseException, url: str) -> str:
-    """The first line of a driver's message, without the URL, which may have a password."""
-    text = str(error)
-    return (text.replace(url, "its URL") if url else text).strip().partition("\n")[0]

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import uuid
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
 from uuid import UUID
 
-import angelia
-from angelia.audit.model import Detail, Event
 from angelia.pipeline.aicq.rows import ImportedRoom
-from angelia.pipeline.aicq.tally import ImportTally
-from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import JobContext
-from angelia.pipeline.runs import JobRun
-from angelia.stores.sql import statements
-
-T = TypeVar("T")
-_PACKAGE = Path(angelia.__file__).parent
+from angelia.pipeline.import_ledger import LedgerImport
+from angelia.pipeline.import_tally import ImportTally
 
 
 @dataclass(kw_only=True)
-class Import:
+class Import(LedgerImport):
     """One call of the import. Without a run it only looks."""
 
-    work: JobContext
-    database: Database
-    run: JobRun | None
     holders: dict[UUID, UUID] = field(default_factory=dict)  # by id in AICQ, the id of the agent here
     mapped: dict[str, str] = field(default_factory=dict)  # those of them that have another id here
     renamed: dict[str, str] = field(default_factory=dict)  # rooms that have another name here
@@ -43,40 +26,3 @@ class Import:
     @property
     def tallies(self) -> dict[str, ImportTally]:
         return {"agents": self.agents, "rooms": self.rooms, "messages": self.messages, "dms": self.dms}
-
-    def sql(self, slice_name: str) -> Mapping[str, str]:
-        """The statements by which a slice lets an import read and write its tables."""
-        return _import_sql(slice_name)
-
-    def batch(self, what: str, act: Callable[[], T]) -> T:
-        """Does one batch, in one transaction of the ledger if there is a run; returns its result."""
-        if self.run is None:
-            return act()
-        run = self.run
-
-        def then() -> T:
-            done = act()
-            self.work.step(f"writing {what}", run)
-            return done
-
-        result = self.database.patiently(then)
-        self.work.step(what, run)
-        return result
-
-    def record(self, kind: str, about: str, detail: Detail) -> None:
-        """Writes an audit event that the import made something."""
-        assert self.run is not None, "only a run writes"
-        event = Event(
-            event_id=uuid.uuid4(),
-            occurred_at=self.work.clock(),
-            event_type=kind,
-            object=about,
-            detail={"run": self.run.run_id, **detail},
-        )
-        said = (event.actor, event.object, json.dumps(event.detail), event.hash())
-        self.database.execute(self.work.sql("audit")["record"], str(event.event_id), event.occurred_at, kind, *said)
-
-
-@functools.cache
-def _import_sql(slice_name: str) -> Mapping[str, str]:
-    return statements(str(_PACKAGE / slice_name / "model.py"), "import.sql")

@@ -69,5 +69,6 @@ _ALL = (
     JobEntry(name="remove simulated"),
     JobEntry(name="maintain", simulated=True),
     JobEntry(name="import aicq", options=("database", "redis")),
+    JobEntry(name="import queen", options=("database",)),
 )
 JOBS = {entry.name: entry for entry in _ALL}

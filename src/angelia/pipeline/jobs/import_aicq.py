@@ -5,14 +5,11 @@ It may run again, to fetch what came since, and while servers of both kinds are 
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from angelia.errors import InvalidArgument
 from angelia.pipeline import runs
@@ -23,14 +20,14 @@ from angelia.pipeline.aicq.database import AicqDatabase
 from angelia.pipeline.aicq.importing import Import
 from angelia.pipeline.aicq.rooms import import_rooms
 from angelia.pipeline.aicq.sorted_sets import AicqRedis
-from angelia.pipeline.aicq.tally import MOST_LISTED
+from angelia.pipeline.import_source import SourceOption
+from angelia.pipeline.import_tally import MOST_LISTED
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.runs.model import RunState
 
 JOB = "import aicq"
-_VARIABLES = {"database": "AICQ_DATABASE_URL", "redis": "AICQ_REDIS_URL"}
-_EXAMPLES = {"database": "as in postgres://user@host/aicq, or the path of a file", "redis": "as in redis://host:6379"}
-_PASSWORD = re.compile(r"password\s*=", re.IGNORECASE)  # as libpq reads it, in a URL or without one
+_DATABASE = SourceOption("database", "AICQ_DATABASE_URL", "as in postgres://user@host/aicq, or the path of a file")
+_REDIS = SourceOption("redis", "AICQ_REDIS_URL", "as in redis://host:6379")
 _SAID = {"dms": "direct message(s)"}
 
 
@@ -46,7 +43,7 @@ class _Aicq:
 def import_aicq(work: JobContext) -> JobReport:
     """Imports what is new; a run that died has left whole batches, and the next one goes on behind them."""
     report = JobReport(job=JOB)
-    source, messages = _asked(work, "database"), _asked(work, "redis")
+    source, messages = _DATABASE.asked(work), _REDIS.asked(work)
     if source is None:
         raise InvalidArgument("which AICQ?", hint="--database aicq.db, or AICQ_DATABASE_URL=postgres://…")
     if work.dry_run:
@@ -85,29 +82,6 @@ def _import(into: Import, aicq: _Aicq) -> None:
     if aicq.sets is not None:
         import_messages(into, aicq.sets)
         import_dms(into, aicq.sets)
-
-
-def _asked(work: JobContext, option: str) -> str | None:
-    """What an option names, or its environment variable. A password is taken from the latter only: all users of the
-    machine see the arguments of a process."""
-    given, variable = str(work.options.get(option) or ""), _VARIABLES[option]
-    if not given:
-        found = os.environ.get(variable) or None
-        if found is not None and "://" not in found and _PASSWORD.search(found):
-            # It would count as the name of a file, and be printed.
-            raise InvalidArgument(f"{variable} is a connection string, and not a URL", hint=_EXAMPLES[option])
-        return found
-    if _PASSWORD.search(given) or ("://" in given and _has_password(given, option)):
-        raise InvalidArgument(f"--{option} has a password, which others see", hint=f"set {variable} instead")
-    return given
-
-
-def _has_password(url: str, option: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise InvalidArgument(f"--{option} is no URL", hint=_EXAMPLES[option]) from error
-    return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
 def _rows(done: Import) -> int:
