@@ -27,6 +27,7 @@ from angelia.audit.service import Audit
 from angelia.audit_sealer import sealing
 from angelia.keys.node_key import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
+from angelia.queues import days_store
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.start import prepare
 from angelia.stores import migrations
@@ -166,6 +167,7 @@ def template(stores: Stores) -> str:
         ledger = await Ledger.open(stores.named("template_angelia"))
         await Audit(ledger).make_partitions(datetime.now(UTC))
         await make_ahead(ledger, receipts_store.DAILY, datetime.now(UTC))
+        await make_ahead(ledger, days_store.DAILY, datetime.now(UTC))
         await ledger.close()
 
     asyncio.run(make())

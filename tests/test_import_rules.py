@@ -22,7 +22,7 @@ USES = {
     "rooms": {"audit", "agents"},
     "queues": {"audit", "agents", "keys"},
     "grouplog": set(),
-    "runs": {"audit", "mail", "rooms"},
+    "runs": {"audit", "mail", "rooms", "queues"},
     "monitoring": set(),
 }
 SLICES = set(USES)

@@ -57,8 +57,8 @@ class Slices:
         self.mail = MailSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.channels = ChannelsSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.rooms = RoomsSlice(stores, settings, self.agents)
-        self.queues = QueuesSlice(stores, settings, self.keys)
-        self.runs = RunsSlice(stores, self.audit, self.mail, self.rooms)
+        self.queues = QueuesSlice(stores, settings, self.keys, worker)
+        self.runs = RunsSlice(stores, self.audit, self.mail, self.rooms, self.queues)
         self.monitoring = MonitoringSlice(stores, loaded, worker)
 
     def __iter__(self) -> Iterator[Slice]:

@@ -57,6 +57,7 @@ async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool
             await slices.guard.tokens.keep_admin(_admin_token(DataDir(settings.data_dir).admin_token), now)
             await slices.audit.audit.make_partitions(now)
             await slices.mail.receipts.make_partitions(now)
+            await slices.queues.days.make_partitions(now)
             await stores.hot.birth()
             open_mode = not settings.jwt_enabled and not await slices.guard.tokens.any_made()
             _refuse_open_to_all(loaded, open_mode=open_mode)

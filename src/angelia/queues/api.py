@@ -237,11 +237,12 @@ PUSH = Operation(
 POP = Operation(
     TAG, "GET", "/api/v1/pop/queue/{queue}", Access.WRITE, "Claim messages of a queue", PopAnswer,
     empty=(204,), parameters=_QUEUE, query=PopQuery, waits=True, repeatable=False, open_locally=True,
+    spanning=("queue",),
 )  # fmt: skip
 POP_PARTITION = Operation(
     TAG, "GET", "/api/v1/pop/queue/{queue}/partition/{partition}", Access.WRITE, "Claim messages of a partition",
     PopAnswer, empty=(204,), parameters=_QUEUE | {"partition": "The partition's name"}, query=PopQuery, waits=True,
-    repeatable=False, open_locally=True,
+    repeatable=False, open_locally=True, spanning=("queue", "partition"),
 )  # fmt: skip
 POP_ANY = Operation(
     TAG, "GET", "/api/v1/pop", Access.WRITE, "Claim messages of the queues of a namespace or task", PopAnswer,

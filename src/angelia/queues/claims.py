@@ -28,6 +28,7 @@ from angelia.stores.wake import RequestTime, about_to_wait
 
 _MOST_CANDIDATES = 64  # partitions that are tried at once, after some turned out to be leased or empty
 _CONTENDED_SECONDS = 0.005
+_LOOKS = 3
 _MOST_TRIES = 1_000
 log = structlog.get_logger(__name__)
 
@@ -81,13 +82,7 @@ class MessageClaims:
         ready = self._readiness.of(
             Scope(request.group, request.queue, request.partition, request.namespace, request.task)
         )
-        delivery = None
-        if self._news.holds(ready.mark):
-            delivery = await self._attempt(ready, request, now)
-        if delivery is None:
-            if not self._news.holds(ready.mark) or not await self._news.caught_up():
-                await self._look(ready, request, now)
-            delivery = await self._attempt(ready, request, now)
+        delivery = await self._at_once(ready, request, now)
         if delivery is not None or wait <= 0 or self._news.stopping:
             return delivery
         about_to_wait()
@@ -103,6 +98,22 @@ class MessageClaims:
                 if delivery is not None or left <= 0 or self._news.stopping:
                     return delivery
                 await waiter.wait(min(left, ready.pause(at)))
+
+    async def _at_once(self, ready: Ready, request: PopRequest, now: datetime) -> QueueDelivery | None:
+        """Claims messages that are there: of partitions that this process knows of, and then of those that the ledger has,
+        if news of them may be missing here."""
+        delivery = None
+        if self._news.holds(ready.mark):
+            delivery = await self._attempt(ready, request, now)
+        for _ in range(_LOOKS):
+            if delivery is not None:
+                break
+            if not self._news.holds(ready.mark) or not await self._news.caught_up():
+                await self._look(ready, request, now)
+            delivery = await self._attempt(ready, request, now)
+            if self._news.holds(ready.mark):  # else the attempt found that a consumer group or partition was deleted
+                break
+        return delivery
 
     async def close(self) -> None:
         await self._commits.close()

@@ -8,6 +8,7 @@ from angelia import metrics
 from angelia.api import Route, Tick
 from angelia.audit.slice import AuditSlice
 from angelia.mail.slice import MailSlice
+from angelia.queues.slice import QueuesSlice
 from angelia.rooms.slice import RoomsSlice
 from angelia.runs import routes
 from angelia.runs.service import Runs
@@ -19,11 +20,14 @@ _MOST = 1_000_001  # a million and more: a longer backlog is not counted to its 
 class RunsSlice:
     """The pipeline's runs as operators see them, and what waits for the next one."""
 
-    def __init__(self, stores: Stores, audit: AuditSlice, mail: MailSlice, rooms: RoomsSlice) -> None:
+    def __init__(
+        self, stores: Stores, audit: AuditSlice, mail: MailSlice, rooms: RoomsSlice, queues: QueuesSlice
+    ) -> None:
         self.runs = Runs(stores.ledger)
         self._audit = audit.audit
         self._receipts = mail.receipts
         self._rooms = rooms.archiving
+        self._queues = queues.archiving
 
     def routes(self) -> list[Route]:
         return routes.routes(self.runs)
@@ -48,3 +52,4 @@ class RunsSlice:
         metrics.PIPELINE_WAITING.labels("audit_events").set(due)
         metrics.PIPELINE_WAITING.labels("delivery_receipts").set(await self._receipts.count_waiting(now, _MOST))
         metrics.PIPELINE_WAITING.labels("rooms").set(await self._rooms.count_waiting(now, _MOST))
+        metrics.PIPELINE_WAITING.labels("queues").set(await self._queues.count_waiting(now, _MOST))

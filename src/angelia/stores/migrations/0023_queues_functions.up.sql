@@ -28,9 +28,14 @@ BEGIN
 END
 $$;
 
--- Messages of a queue that some consumer group has still to consume; of a queue without groups, all.
+CREATE FUNCTION queue_count(messages INT8MULTIRANGE) RETURNS BIGINT LANGUAGE sql IMMUTABLE AS $$
+  SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest(messages) AS r
+$$;
+
+-- Messages of a queue that some consumer group has still to consume, without evicted ones; of a queue without groups, all.
 CREATE FUNCTION queue_pending(q BIGINT, today TIMESTAMPTZ) RETURNS BIGINT LANGUAGE sql STABLE AS $$
-  SELECT coalesce(sum(greatest(0, n.end_position - greatest(p.floor, g.position))), 0)::bigint
+  SELECT coalesce(sum(greatest(0, n.end_position - greatest(p.floor, g.position)) - CASE WHEN isempty(p.evicted) THEN 0
+      ELSE queue_count(p.evicted * int8multirange(int8range(greatest(p.floor, g.position), greatest(p.floor, g.position, n.end_position)))) END), 0)::bigint
   FROM queue_partitions AS p
   CROSS JOIN LATERAL queue_newest(p.partition_no, today) AS n
   CROSS JOIN LATERAL (
@@ -220,10 +225,6 @@ CREATE FUNCTION queue_position_after(at BIGINT, messages INT8MULTIRANGE) RETURNS
   SELECT coalesce((SELECT upper(r) FROM unnest(messages) AS r WHERE r @> at), at)
 $$;
 
-CREATE FUNCTION queue_count(messages INT8MULTIRANGE) RETURNS BIGINT LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest(messages) AS r
-$$;
-
 -- Claims messages for several requests, for each at most about 16 MiB. Candidates are partitions that may have messages, in the order in
 -- which they are to be tried; each says which request it is for. Rows of messages come first:
 --   messages   those of one chunk from its number `number` on, with the ends of their payloads in its body, which is cut to begin at
@@ -291,7 +292,7 @@ BEGIN
       RETURN NEXT;
       CONTINUE;
     END IF;
-    SELECT w.floor, w.floor_at, w.removed, q.options || w.options AS options, s.* INTO place
+    SELECT w.floor, w.floor_at, w.removed + w.evicted AS removed, q.options || w.options AS options, s.* INTO place
     FROM queue_partitions AS w JOIN queues AS q ON q.queue_no = w.queue_no JOIN queue_groups AS o ON o.group_no = g AND o.queue_no = w.queue_no
     LEFT JOIN LATERAL (
       SELECT k.ctid AS tuple, k.* FROM queue_cursors AS k WHERE k.partition_no = p AND k.group_no = g ORDER BY k.version DESC LIMIT 1
