@@ -546,17 +546,17 @@ BEGIN
         WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
       ) AS h;
       IF several THEN
-        -- Several messages have one hash: the text decides, and of one that was put back the newest.
+        -- Several messages have one hash: the text decides, and of one that was put back for this consumer group the newest.
         SELECT array_agg(h.position ORDER BY m.n) INTO positions
         FROM unnest(ids) WITH ORDINALITY AS m (id, n)
         CROSS JOIN LATERAL (
           SELECT max(i.position) AS position FROM queue_ids AS i
           CROSS JOIN LATERAL (
-            SELECT k.transaction_ids[i.position - k.end_position + k.count + 1] AS id FROM queue_chunks AS k
+            SELECT k.transaction_ids[i.position - k.end_position + k.count + 1] AS id, k.only_group FROM queue_chunks AS k
             WHERE k.partition_no = part.partition_no AND k.end_position > i.position ORDER BY k.end_position LIMIT 1
           ) AS k
           WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
-            AND k.id = m.id
+            AND k.id = m.id AND coalesce(k.only_group, part.group_no) = part.group_no
         ) AS h;
       END IF;
       mine := CASE
