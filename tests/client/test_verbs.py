@@ -21,6 +21,7 @@ from angelia.client import (
     key_calls,
     key_verbs,
     mail_verbs,
+    queue_verbs,
     room_verbs,
     verbs,
 )
@@ -257,7 +258,7 @@ def test_a_name_can_never_leave_its_place_in_the_path(evil: str) -> None:
 
 def declared() -> Iterator[tuple[type[Namespace[Any]], str, Verb[..., Any]]]:
     """Every verb of every namespace."""
-    for module in (verbs, key_verbs, mail_verbs, channel_verbs, room_verbs):
+    for module in (verbs, key_verbs, mail_verbs, channel_verbs, room_verbs, queue_verbs):
         for kind in (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Namespace)):
             yield from ((kind, name, verb) for name, verb in vars(kind).items() if isinstance(verb, Verb))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
-from angelia.client.exchange import BadAnswer, Exchange, Request, Response
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.operation_requests import ask, request_for
 from angelia.client.queue_messages import (
     ClaimedMessages,
@@ -138,8 +138,31 @@ def _pushed(
 # Pop.
 
 
-def pop(
-    queue: str | None = None,
+class PopOptions(TypedDict, total=False):
+    """What a pop takes beside the queue: one `partition` of it, or in place of a queue a `namespace` and `task`; the
+    consumer `group`; at most `batch` messages (1) of so many `partitions` (1); `wait` seconds; whether the messages are
+    settled at once (`auto_ack`); and where the group begins if it is new (`start`)."""
+
+    partition: str | None
+    group: str | None
+    batch: int
+    partitions: int
+    wait: float
+    auto_ack: bool
+    start: Start | None
+    namespace: str | None
+    task: str | None
+
+
+def pop(queue: str | None = None, **options: Unpack[PopOptions]) -> Exchange[list[QueueMessage]]:
+    """Claims messages of a queue, of one of its partitions, or of all queues of a namespace and task, and waits up to
+    `wait` seconds for some. They are leased until they are settled or the lease time is over, and then delivered
+    again; with `auto_ack` they are settled at once."""
+    return (yield from claim(queue, **options)).messages
+
+
+def claim(
+    queue: str | None,
     *,
     partition: str | None = None,
     group: str | None = None,
@@ -150,30 +173,8 @@ def pop(
     start: Start | None = None,
     namespace: str | None = None,
     task: str | None = None,
-) -> Exchange[list[QueueMessage]]:
-    """Claims up to `batch` messages of a queue, of one of its partitions, or of all queues of a namespace and task;
-    waits up to `wait` seconds for some. They are leased until they are settled or the lease time is over, and then
-    delivered again; with `auto_ack` they are settled at once."""
-    request = claim_request(
-        queue, partition, group, batch, partitions, wait, auto_ack, start, namespace=namespace, task=task
-    )
-    return claimed((yield request)).messages
-
-
-def claim_request(
-    queue: str | None,
-    partition: str | None,
-    group: str | None,
-    batch: int,
-    partitions: int,
-    wait: float,
-    auto_ack: bool,
-    start: Start | None,
-    *,
-    namespace: str | None = None,
-    task: str | None = None,
-) -> Request:
-    """Returns the request of a pop."""
+) -> Exchange[ClaimedMessages]:
+    """Claims messages. Returns them with their lease."""
     if queue is None and namespace is None and task is None:
         raise InvalidArgument("a pop names a queue, a namespace or a task")
     if queue is None and partition is not None:
@@ -185,24 +186,23 @@ def claim_request(
         consumerGroup=group,
         autoAck=auto_ack,
         subscriptionMode=start if isinstance(start, str) else None,
-        subscriptionFrom=_utc(start) if isinstance(start, datetime) else None,
+        subscriptionFrom=wire_time(start) if isinstance(start, datetime) else None,
         partitions=partitions,
         namespace=namespace,
         task=task,
     )
     if queue is None:
-        return request_for(api.POP_ANY, query=query, waits=wait)
-    if partition is None:
-        return request_for(api.POP, queue, query=query, waits=wait)
-    return request_for(api.POP_PARTITION, queue, partition, query=query, waits=wait)
-
-
-def claimed(response: Response) -> ClaimedMessages:
-    """Returns the messages that a pop delivered, if any."""
+        request = request_for(api.POP_ANY, query=query, waits=wait)
+    elif partition is None:
+        request = request_for(api.POP, queue, query=query, waits=wait)
+    else:
+        request = request_for(api.POP_PARTITION, queue, partition, query=query, waits=wait)
+    response = yield request
     return ClaimedMessages(messages=[]) if response.status == 204 else response.read(ClaimedMessages)
 
 
-def _utc(at: datetime) -> str:
+def wire_time(at: datetime) -> str:
+    """Returns a time as these routes take it; without a zone it is UTC."""
     return (at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)).isoformat()
 
 
@@ -330,5 +330,10 @@ def configure(
         id=answer.queueId,
         namespace=answer.namespace,
         task=answer.task,
-        options=msgspec.convert(answer.options, Options),
+        options=options_of(answer.options),
     )
+
+
+def options_of(options: Mapping[str, Any]) -> Options:
+    """Returns the options of a queue from those of the wire; what is missing has its default."""
+    return msgspec.convert(options, Options)

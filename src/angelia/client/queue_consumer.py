@@ -19,7 +19,7 @@ from typing import TypeAlias, TypedDict
 from angelia.client.event_stream import BackOff, is_passing
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_server import RunExchange
-from angelia.client.queue_calls import MOST_ITEMS, Settlement, Start, claim_request, claimed, extend_lease, settle_all
+from angelia.client.queue_calls import MOST_ITEMS, Settlement, Start, claim, extend_lease, settle_all
 from angelia.client.queue_messages import ClaimedMessages, QueueMessage
 from angelia.errors import AngeliaError, InvalidArgument, LeaseLost
 from angelia.queues.model import AckStatus
@@ -60,19 +60,17 @@ class Wanted:
 
     def claim(self, batch: int, partitions: int, wait: float) -> Exchange[ClaimedMessages]:
         """Claims so many messages of so many partitions at most."""
-        request = claim_request(
+        return claim(
             self.queue,
-            self.partition,
-            self.group,
-            batch,
-            partitions,
-            wait,
-            False,
-            self.start,
+            partition=self.partition,
+            group=self.group,
+            batch=batch,
+            partitions=partitions,
+            wait=wait,
+            start=self.start,
             namespace=self.namespace,
             task=self.task,
         )
-        return claimed((yield request))
 
 
 @dataclass(slots=True, eq=False)
@@ -185,8 +183,8 @@ class QueueConsumer:
     async def _claimed(self, batch: int) -> ClaimedMessages:
         """Claims messages for the lanes that are free. Messages that arrive while it is cancelled are taken as well: so
         they are given back, and do not wait for the end of their lease."""
-        claim = self._run(self._wanted.claim(batch, self._concurrency - len(self._lanes), WAIT))
-        asked = asyncio.ensure_future(claim)
+        claiming = self._run(self._wanted.claim(batch, self._concurrency - len(self._lanes), WAIT))
+        asked = asyncio.ensure_future(claiming)
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:

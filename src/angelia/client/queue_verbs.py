@@ -6,9 +6,15 @@ from collections.abc import AsyncGenerator, Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
-from angelia.client import queue_calls, queue_transactions
-from angelia.client.namespaces import Awaited, Blocking, Mode, Namespace, Verb
+from angelia.client import queue_admin_calls, queue_calls, queue_reading, queue_transactions
+from angelia.client.namespaces import Awaited, Batches, Blocking, Iteration, Mode, Namespace, Verb
+from angelia.client.operation_requests import asking, naming, plain
 from angelia.client.queue_messages import QueueMessage
+from angelia.queues import admin_api as admin
+from angelia.queues import listings_api as listings
+from angelia.queues import messages_api
+from angelia.queues import operator_api as operator
+from angelia.queues import statistics_api as statistics
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +40,58 @@ class QueueVerbs(Namespace[Mode]):
     extend = Verb(queue_calls.extend)
     commit = Verb(queue_transactions.commit)
     configure = Verb(queue_calls.configure)
+    messages = Verb(queue_reading.read_messages)
+    list = Verb(asking(operator.LIST, operator.QueueListQuery))
+    show = Verb(naming(operator.SHOW))
+    dead_letters = Verb(queue_admin_calls.dead_letters)
+    requeue_dead_letters = Verb(queue_admin_calls.requeue_dead_letters)
+    purge_dead_letters = Verb(queue_admin_calls.purge_dead_letters)
+    groups = Verb(queue_admin_calls.groups)
+    group = Verb(naming(listings.GROUP))
+    lagging = Verb(asking(listings.LAGGING, listings.LaggingQuery))
+    seek = Verb(queue_admin_calls.seek)
+    delete_group = Verb(queue_admin_calls.delete_group)
+    subscribe_from = Verb(queue_admin_calls.subscribe_from)
+    delete = Verb(naming(admin.DELETE_QUEUE))
+    clear = Verb(queue_admin_calls.clear)
+    overview = Verb(plain(listings.OVERVIEW))
+    partitions = Verb(queue_admin_calls.partitions)
+    namespaces = Verb(plain(listings.NAMESPACES))
+    tasks = Verb(plain(listings.TASKS))
+    depth = Verb(queue_admin_calls.depth)
+    maintenance = Verb(plain(admin.MAINTENANCE))
+    pause_pops = Verb(queue_admin_calls.pause_pops)
+    resume_pops = Verb(queue_admin_calls.resume_pops)
+    pause_pushes = Verb(queue_admin_calls.pause_pushes)
+    resume_pushes = Verb(queue_admin_calls.resume_pushes)
+    find = Verb(asking(messages_api.MESSAGES, messages_api.MessagesQuery))
+    message = Verb(queue_admin_calls.message)
+    delete_message = Verb(queue_admin_calls.delete_message)
+    give_up = Verb(queue_admin_calls.give_up)
+    trace = Verb(queue_admin_calls.trace)
+    traces = Verb(queue_admin_calls.traces)
+    traces_named = Verb(queue_admin_calls.traces_named)
+    trace_names = Verb(asking(messages_api.TRACE_NAMES, admin.OffsetQuery))
+    refresh = Verb(plain(admin.REFRESH))
+    buffers = Verb(plain(admin.BUFFERS))
+    status = Verb(asking(statistics.STATUS, statistics.SpanQuery))
+    analytics = Verb(asking(statistics.ANALYTICS, statistics.AnalyticsQuery))
+    waiting_times = Verb(asking(statistics.QUEUE_LAG, statistics.SpanQuery))
+    activity = Verb(asking(statistics.QUEUE_OPS, statistics.SpanQuery))
+    retention_history = Verb(asking(statistics.RETENTION, statistics.RetentionQuery))
+    worker_metrics = Verb(asking(statistics.WORKER_METRICS, statistics.SpanQuery))
+    system_metrics = Verb(asking(statistics.SYSTEM_METRICS, statistics.SpanQuery))
+    postgres_stats = Verb(plain(statistics.POSTGRES))
+
+    @Iteration
+    def tail(
+        self, queue: str, *, partition: str | None = None, newest: int = 0, after: str | None = None
+    ) -> Batches[QueueMessage]:
+        """Yields messages as they are pushed, without end and without consuming them: after so many of the `newest`, or
+        after the `next` of a page of `messages`. A server that is away is waited for."""
+        from angelia.client.queue_tail import QueueTail
+
+        return QueueTail(queue, partition, newest, after)
 
 
 class BlockingQueues(QueueVerbs[Blocking]):
