@@ -88,7 +88,17 @@ def test_a_verb_on_the_own_mailbox_loads_no_client(shell: Path, angelia: Angelia
 
 
 @pytest.mark.parametrize(
-    "verb", [["mail", "send", "{me}", "hi"], ["mail", "receive"], ["agent", "show"], ["room", "list"], ["dm", "read"]]
+    "verb",
+    [
+        ["mail", "send", "{me}", "hi"],
+        ["mail", "receive"],
+        ["agent", "show"],
+        ["room", "list"],
+        ["dm", "read"],
+        ["queue", "push", "{me}", "1"],
+        ["queue", "pop", "{me}"],
+        ["queue", "list"],
+    ],
 )
 def test_a_verb_that_speaks_to_the_server_loads_httpx_and_no_more(
     live: str, shell: Path, angelia: Angelia, verb: list[str]

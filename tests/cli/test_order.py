@@ -148,6 +148,14 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         dm send {ben}-3 words --as {ann}
         dm read --as {ben}
         dm delete {id_} --as {ben}
+        queue push jobs-{ann} 1
+        queue push jobs-{ann} words
+        queue push jobs-{ann} 2 --as {ann}
+        queue tail nowhere
+        queue read jobs-{ann} -n 1
+        queue pop jobs-{ann}
+        queue pop jobs-{ann} --group {ben} --ack
+        queue ack {id_} --partition-id {id_}
     """
     operate = f"""
         token create --role read-only
@@ -161,6 +169,24 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         policy check send --subject {ann}-3 --object {ben}-3
         policy remove {id_}
         key rotate-data queue
+        queue list -n 1
+        queue show nowhere
+        queue show jobs-{ann}
+        queue partitions jobs-{ann}
+        queue groups jobs-{ann}
+        queue lag jobs-{ann} --group nobody
+        queue configure jobs-{ann} --keep 1d
+        queue replay jobs-{ann} --from beginning
+        queue dlq list jobs-{ann}
+        queue dlq show jobs-{ann} {id_}
+        queue dlq requeue jobs-{ann}
+        queue dlq purge jobs-{ann}
+        queue pause --push
+        queue resume --push
+        queue resume
+        queue pause --nothing
+        queue clear jobs-{ann}
+        queue delete jobs-{ann}
         audit show -n 1
         audit verify
         config show -v

@@ -135,14 +135,18 @@ class CommandContext:
         """The agent that signs: --as, the context's, the setting, or the only one."""
         return self.opened(self.identity_name)
 
+    @property
+    def named_identity(self) -> str | None:
+        """The agent that --as, the context or the setting names."""
+        return self.shared.identity or (self._context and self._context.identity) or self.settings.identity or None
+
     @cached_property
     def identity_name(self) -> str:
         """The name of the agent that signs, without opening its key."""
         from angelia.mailbox import agent_names, identity
 
-        home = self.settings.home
-        wanted = self.shared.identity or (self._context and self._context.identity) or self.settings.identity
-        name, names = identity.local_name(home, wanted or None), agent_names.names(home)
+        home, wanted = self.settings.home, self.named_identity
+        name, names = identity.local_name(home, wanted), agent_names.names(home)
         if name is not None:
             return name
         if wanted:

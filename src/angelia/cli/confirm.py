@@ -28,6 +28,7 @@ class Deed:
     count: int = 1
     whole: str | None = None  # the name of the queue, room or group that would be gone
     where: str | None = None  # when it is not the server that the session talks to
+    briefly: str | None = None  # what, in a refusal whose hint names the rest
 
 
 def may(session: CommandContext, deed: Deed) -> bool:
@@ -46,7 +47,7 @@ def require_terminal(session: CommandContext, deed: Deed) -> None:
     asked = not (session.shared.yes or session.shared.dry_run)
     if asked and not (sys.stdin.isatty() and session.out.stderr.isatty()):
         raise ConfirmationRequired(
-            f"{deed.doing} {deed.what} needs a yes, and there is no terminal to ask",
+            f"{deed.doing} {deed.briefly or deed.what} needs a yes, and there is no terminal to ask",
             hint=f"look first with `{deed.look}`, then add --yes",
         )
 

@@ -32,6 +32,7 @@ root = Root(
         Entry("talk", "channel", "sealed topics: create, subscribe, publish, tail"),
         Entry("talk", "room", "rooms that the server can read: post, read, tail, search"),
         Entry("talk", "dm", "direct messages as AICQ has them: send, read, delete"),
+        Entry("talk", "queue", "queues of ordered partitions: push, pop, tail, dead letters"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
         Entry("operate", "policy", "rules: agents that may send, publish, subscribe, read keys"),
