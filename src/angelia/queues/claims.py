@@ -100,8 +100,8 @@ class MessageClaims:
                 await waiter.wait(min(left, ready.pause(at)))
 
     async def _at_once(self, ready: Ready, request: PopRequest, now: datetime) -> QueueDelivery | None:
-        """Claims messages that are there: of partitions that this process knows of, then of those that the ledger has, if
-        news of them may be missing here."""
+        """Claims messages that are there: of partitions that this process knows of, then of those that the ledger has,
+        if news may be missing here."""
         delivery = None
         if self._news.holds(ready.mark):
             delivery = await self._attempt(ready, request, now)
