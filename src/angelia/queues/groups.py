@@ -57,10 +57,12 @@ class ConsumerGroups:
         async def move(tx: Tx, numbers: list[int]) -> None:
             group_no = await store.group(tx, found.queue_no, group)
             if group_no is None:
-                mode, from_at = ("new", now) if to is None else ("time", to)
-                group_no = await store.make_group(tx, found, group, mode, from_at, now)
-            if group_no is None:
-                raise NotFound("Queue not found")
+                group_no = await store.make_group(tx, found, group, "all", None, now)
+                if group_no is None:
+                    raise NotFound("Queue not found")
+                if partition is None:
+                    begins = ("new", now) if to is None else ("time", to)
+                    await groups_store.set_subscription(tx, group_no, *begins)
             await groups_store.lock_cursors(tx, numbers, [group_no])
             if not moves:
                 where: Detail = {"group": group, "to": "end" if to is None else to.isoformat(), "partition": partition}

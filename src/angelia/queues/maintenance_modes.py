@@ -185,13 +185,9 @@ class Maintenance:
         stored: list[PushSlice] = []
         done: list[int] = []
         while waiting:
-            portions, later = _portions(waiting, refused)
-            waiting = []
+            portions, waiting = _portions(waiting, refused)
             for portion in portions:
-                again, slices = await self._store_portion(tx, portion, now, refused, done)
-                waiting += again
-                stored += slices
-            waiting += later
+                stored += await self._store_portion(tx, portion.messages, now, refused, done)
         await store.done(tx, done)
         if refused:
             log.warning("buffered messages cannot be stored", partitions=len(refused), why=next(iter(refused.values())))
@@ -201,26 +197,29 @@ class Maintenance:
     async def _store_portion(
         self,
         tx: Tx,
-        portion: _Portion,
+        messages: list[_Opened],
         now: datetime,
         refused: dict[tuple[str, str], str | None],
         done: list[int],
-    ) -> tuple[list[_Opened], list[PushSlice]]:
-        """Stores the messages of a portion. Returns those that are to be tried again, because others of it were
-        duplicates, and what was stored."""
-        items = [one.item for one in portion.messages if one.item is not None]
-        slices, results = await self._pushes.prepared(items, portion.messages[0].message.producer, now)
-        await self._pushes.stored(tx, slices, results)
-        again = []
-        for one, result in zip(portion.messages, results, strict=True):
-            if result is None:
-                again.append(one)
-            elif result.status == "failed":
-                refused.setdefault(one.place, result.error)
-            else:
-                done.append(one.message.message_no)
-        queued = any(result is not None and result.status == "queued" for result in results)
-        return again, slices if queued else []
+    ) -> list[PushSlice]:
+        """Stores the messages of a portion: those that are no duplicates, and as many as the queue has room for."""
+        stored: list[PushSlice] = []
+        while messages:
+            items = [one.item for one in messages if one.item is not None]
+            slices, results = await self._pushes.prepared(items, messages[0].message.producer, now)
+            await self._pushes.stored(tx, slices, results)
+            again = []
+            for one, result in zip(messages, results, strict=True):
+                if result is None:
+                    again.append(one)
+                elif result.status == "failed":
+                    refused.setdefault(one.place, result.error)
+                else:
+                    done.append(one.message.message_no)
+            if any(result is not None and result.status == "queued" for result in results):
+                stored += slices
+            messages = again
+        return stored
 
 
 def _portions(

@@ -55,7 +55,7 @@ class ReadPlace(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def parse(cls, text: str) -> ReadPlace:
         try:
-            raw = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+            raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
             place = msgspec.msgpack.decode(raw, type=cls)
         except (ValueError, msgspec.MsgspecError) as error:
             raise InvalidArgument("`after` is no place that this list gave out") from error

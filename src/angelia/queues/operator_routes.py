@@ -127,6 +127,6 @@ def _parse(cursor: str | None) -> str | None:
     if cursor is None:
         return None
     try:
-        return base64.urlsafe_b64decode(cursor.encode("ascii")).decode()
+        return base64.b64decode(cursor.encode("ascii"), b"-_", validate=True).decode()
     except ValueError as error:
         raise InvalidArgument("the cursor is not one that this list gave out") from error
