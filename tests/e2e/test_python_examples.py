@@ -198,6 +198,7 @@ def test_no_example_is_left_untried() -> None:
         "policy.md",
         "envelopes.md",
         "rooms.md",
+        "queues.md",
         "slices.md",
     }
     python = re.compile(r"```python\n(.*?)```", re.DOTALL)
