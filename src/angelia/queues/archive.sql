@@ -36,7 +36,7 @@ END
 
 -- part: hidden
 -- Partitions with messages that wait for the archive: from the floor of the disk up to w.position.
-queue_partitions AS p
+(SELECT * FROM queue_partitions WHERE purge_floor IS NOT NULL) AS p
 CROSS JOIN LATERAL (SELECT max(h.position) AS position FROM queue_hidden AS h WHERE h.partition_no = p.partition_no) AS w
 
 -- part: letters
@@ -52,10 +52,12 @@ WHERE o.options @> '{"retentionEnabled": true, "archiveEnabled": true}' AND (o.o
   AND d.failed_at <= $1::timestamptz - (o.options ->> 'completedRetentionSeconds')::bigint * interval '1 second'
 
 -- name: queue_messages_hidden
--- Messages that retention has hidden, and that wait for the archive. Those that were deleted are not archived.
+-- Messages that retention has hidden, and that wait for the archive. Those that were deleted are not archived. No chunk has so many messages
+-- that the bound of end_position leaves one out; it spares the chunks of all messages that are not hidden.
 SELECT {message}, {ended} AS ended
 FROM {hidden} JOIN queues AS q ON q.queue_no = p.queue_no
-JOIN queue_chunks AS c ON c.partition_no = p.partition_no AND c.end_position > p.purge_floor AND c.end_position - c.count < w.position
+JOIN queue_chunks AS c ON c.partition_no = p.partition_no AND c.end_position > p.purge_floor AND c.end_position < w.position + 100000
+  AND c.end_position - c.count < w.position
 CROSS JOIN LATERAL (
   SELECT n AS position, (n - c.end_position + c.count)::int AS number
   FROM generate_series(greatest(c.end_position - c.count, p.purge_floor), least(c.end_position, w.position) - 1) AS n
