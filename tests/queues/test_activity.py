@@ -146,3 +146,14 @@ async def test_the_figures_of_postgresql_are_those_of_the_tables_of_queues(queue
     assert {"queues", "queue_chunks", "queue_cursors", "queue_dead_letters"} <= set(tables)
     assert tables["queue_chunks"].total_bytes > 0
     assert shown.database.size_bytes > 1_000_000
+
+
+async def test_what_retention_removed_is_shown(queues: QueuesSlice) -> None:
+    await queues.catalog.configure("orders", NOON, {"retentionEnabled": True, "retentionSeconds": 60})
+    await push(queues, "orders", NOON, 1, 2)
+    later = NOON + timedelta(hours=1)
+    await queues.retention.run(later)
+    shown = await queues.statistics.retention(span(NOON, later + timedelta(seconds=1), queue="orders"), 10, 0)
+    assert [(one.queue, one.partition, one.kind, one.count) for one in shown.events] == [
+        ("orders", "Default", "retention", 2)
+    ]

@@ -9,7 +9,7 @@ from itertools import groupby
 import msgspec
 
 from angelia.errors import InvalidArgument
-from angelia.queues import listings_store, statistics_store
+from angelia.queues import listings_store, retention_store, statistics_store
 from angelia.queues import statistics_api as api
 from angelia.queues.admin_api import Pagination
 from angelia.queues.listings import Listings
@@ -164,16 +164,16 @@ class Statistics:
 
     async def retention(self, span: CountedSpan, limit: int, offset: int) -> api.RetentionHistory:
         async with self._ledger.reading() as tx:
-            rows = await statistics_store.retention(tx, span, limit, offset)
+            entries = await retention_store.history(tx, span.queue, span.since, span.until, limit, offset)
         events = [
             api.RemovedMessages(
-                timestamp=stamp(row["at"]),
-                queue=row["queue_name"],
-                partition=row["partition_name"],
-                kind=row["kind"],
-                count=row["count"],
+                timestamp=stamp(one.at),
+                queue=one.queue_name,
+                partition=one.partition_name,
+                kind=one.kind,
+                count=one.count,
             )
-            for row in rows
+            for one in entries
         ]
         return api.RetentionHistory(
             time_range=_time_span(span), events=events, pagination=Pagination(limit=limit, offset=offset)

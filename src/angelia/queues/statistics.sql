@@ -68,12 +68,6 @@ SELECT date_bin($3, k.minute, 'epoch') AS at, k.server, k.worker, k.pid, sum(k.p
 FROM queue_workers AS k WHERE k.minute >= $1 AND k.minute <= $2
 GROUP BY at, k.server, k.worker, k.pid ORDER BY k.server, k.worker, k.pid, at DESC
 
--- name: retention
--- What retention removed, newest first.
-SELECT h.at, h.queue_name, h.partition_name, h.kind, h.count FROM queue_retention_history AS h
-WHERE h.at >= $1 AND h.at <= $2 AND ($3::text IS NULL OR h.queue_name = $3)
-ORDER BY h.at DESC, h.entry_no DESC LIMIT $4 OFFSET $5
-
 -- name: database
 SELECT d.datname AS database, d.blks_read AS disk_reads, d.blks_hit AS cache_hits,
   coalesce(round(100.0 * d.blks_hit / nullif(d.blks_hit + d.blks_read, 0), 2), 0)::float8 AS cache_hit_ratio,

@@ -65,11 +65,6 @@ async def workers(tx: Tx, since: datetime, until: datetime, step: timedelta) -> 
     return await tx.fetch(SQL["workers"], since, until, step)
 
 
-async def retention(tx: Tx, span: CountedSpan, limit: int, offset: int) -> Sequence[Row]:
-    """What retention removed, newest first."""
-    return await tx.fetch(SQL["retention"], span.since, span.until, span.queue, limit, offset)
-
-
 async def database(tx: Tx) -> tuple[Row, Sequence[Row]]:
     """PostgreSQL's figures of the database, and of the tables of queues."""
     return _one(await tx.fetchrow(SQL["database"])), await tx.fetch(SQL["tables"])
