@@ -438,6 +438,7 @@ def test_what_removes_messages_asks_first(run: Talker, queue: str) -> None:
     both = run.does("configure", queue, "--keep-empty", "1h")
     assert "messages for 2d, empty partitions for 1h" in both
     assert "for ever" in run.does("configure", queue, "--keep", "off", "--keep-empty", "off")
+    assert "messages for 1d" in run.does("configure", f"{queue}-new", "--keep", "1d"), "a new queue has no messages"
     assert "would configure" in run("configure", queue, "--retries", "1", "--dry-run").err
 
 

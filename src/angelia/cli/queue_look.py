@@ -155,6 +155,7 @@ def option_facts(options: Any) -> list[tuple[str, str]]:
 @name_argument
 @partition_flag
 @click.option("-n", "--limit", "most", type=click.IntRange(0, 1000), default=10, metavar="N", help="begin with (10)")
+@click.option("-f", "--follow", is_flag=True, expose_value=False, help="go on until Ctrl-C, as it always does")
 def tail(session: CommandContext, name: str, partition: str | None, most: int) -> None:
     """Print the newest messages, then what is pushed, until Ctrl-C.
 

@@ -109,35 +109,38 @@ def configure(
     session.out.thing(record | {"options": done.options}, facts, quietly=done.name)
 
 
-def _present(client: Client, name: str) -> Options:
-    """The options of a queue; the defaults for one that does not exist."""
+def _present(client: Client, name: str) -> Options | None:
+    """The options of a queue; None if it does not exist."""
     from angelia.client.queue_calls import options_of
 
     try:
         return options_of(client.queues.show(name).options)
     except NotFound:
-        return options_of({})
+        return None
 
 
 _RULES = ("retention_seconds", "completed_retention_seconds", "partition_retention_seconds")
 
 
-def _set_retention(options: QueueOptions, present: Options) -> None:
+def _set_retention(options: QueueOptions, present: Options | None) -> None:
     """Sets the switch of the retention rules to whether one of them is on."""
     if any(rule in options for rule in _RULES):
-        lengths = [options.get(rule, getattr(present, rule) if present.retention_enabled else 0) for rule in _RULES]
+        on = present is not None and present.retention_enabled
+        lengths = [options.get(rule, getattr(present, rule) if on else 0) for rule in _RULES]
         options["retention_enabled"] = any(lengths)
         for rule, kept in zip(_RULES, lengths, strict=True):
             options[rule] = kept  # type: ignore[literal-required]  # it would come into effect by the switch
 
 
-def _may_change(session: CommandContext, name: str, options: QueueOptions, present: Options) -> bool:
+def _may_change(session: CommandContext, name: str, options: QueueOptions, present: Options | None) -> bool:
     """Whether to change a queue: not in a dry run, and if messages vanish by it, only with a yes."""
     for rule, what in (
         ("retention_seconds", "the messages of {} that are older than {}"),
         ("completed_retention_seconds", "the messages of {} that were consumed and are older than {}"),
         ("max_wait_time_seconds", "the messages of {} that wait for longer than {}"),
     ):
+        if present is None:
+            break
         on = rule == "max_wait_time_seconds" or present.retention_enabled
         before = (getattr(present, rule) if on else 0) or _NEVER
         after = options.get(rule, before)

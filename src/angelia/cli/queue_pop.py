@@ -150,7 +150,7 @@ def _say_how_to_ack(session: CommandContext, found: ClaimedMessages) -> None:
     [one] = found.messages
     group = "" if one.group in ("", NO_GROUP) else f" --group {shlex.quote(one.group)}"
     which = f"{shlex.quote(one.transaction_id)} --partition-id {one.partition_id} --lease {one.lease_id}{group}"
-    session.out.note(f"leased{lasts}, then delivered again, unless: `angelia queue ack {which}`")
+    session.out.note(f"leased{lasts}; `angelia queue ack {which}` acknowledges it, else it is delivered again")
 
 
 @verbs.verb(example="angelia queue pop jobs -n 10 --json | angelia queue ack --lines", needs=ACTS)
