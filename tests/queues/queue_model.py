@@ -381,6 +381,10 @@ class Partition:
             "evicted": counted["evicted"],
         }
 
+    def late(self, now: datetime) -> int:
+        """How many messages waited too long and are not evicted yet."""
+        return sum(1 for one in self.kept() if self.waited_too_long(one, now) and one.number not in self.evicted)
+
     def lag(self, group: str) -> int:
         """How many messages the group has not settled, from its cursor on."""
         return len(self._open(group, self.cursors.get(group, Cursor())))
