@@ -263,6 +263,8 @@ class MessageClaims:
             of_row = _messages(partition, row)
             waited = (claim.now - row["created_at"]).total_seconds()
             self._activity.popped(partition.queue.queue_no, len(of_row), waited)
+            if claim.request.auto_ack:
+                self._activity.settled(partition.queue.queue_no, len(of_row), 0, 0)
             if row["key_id"] is not None:
                 of_row = await self._opened(partition, row["key_id"], of_row, lost)
             messages += of_row

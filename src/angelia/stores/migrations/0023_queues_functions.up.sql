@@ -433,9 +433,11 @@ BEGIN
 END
 $$;
 
--- Copies messages of a partition to the dead letters of a consumer group, each with its error.
+-- Copies messages of a partition to the dead letters of a consumer group, each with its error. A message that was replayed and fails again
+-- takes the place of its letter.
 CREATE FUNCTION queue_bury(now_ TIMESTAMPTZ, q BIGINT, p BIGINT, g BIGINT, positions BIGINT[], errors TEXT[], attempts_ INTEGER) RETURNS VOID
 LANGUAGE sql AS $$
+  DELETE FROM queue_dead_letters WHERE partition_no = p AND group_no = g AND position = ANY (positions);
   INSERT INTO queue_dead_letters (
     queue_no, partition_no, group_no, position, message_id, transaction_id, trace_id, producer, key_id, body, error, attempts, created_at, failed_at
   )
