@@ -168,7 +168,8 @@ async def _storage(url: str, queues: QueuesSlice, effort: Effort) -> list[Result
 async def _history(urls: Urls, fresh_urls: Urls, effort: Effort) -> list[Result]:
     load = effort.hundreds
     async with service(urls) as queues, service(fresh_urls) as fresh_queues:
-        old, fresh = (await OurQueue.made(one, 2 * load.callers) for one in (queues, fresh_queues))
+        old = await OurQueue.made(queues, 2 * load.callers)
+        fresh = await OurQueue.made(fresh_queues, 2 * load.callers)
         await fill(old, effort.history)
         measured = await rounds(effort.rounds, {"old": (old, load), "a fresh queue": (fresh, load)})
     what, note = f"after {effort.history:,} messages", f"{load.callers} callers, {load.batch} a call"
