@@ -392,7 +392,7 @@ def test_after_a_lost_lease_the_messages_behind_it_are_left_to_others(
         slow(message)
         work.wait(SOON)
 
-    with serving(liar.url, queue, handler, partition="Default"):
+    with serving(liar.url, queue, handler, concurrency=1):  # so that it claims nothing meanwhile
         slow.wait(1)
         with serving(server.start_url, queue, handled):
             handled.wait(3)
