@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 
-from angelia.queues.model import PopRequest, PushItem, PushResult
+from angelia.queues.model import Ack, PopRequest, PushItem, PushResult
+from angelia.queues.settlement import settle
 from angelia.queues.slice import QueuesSlice
+from angelia.stores.ledger import Ledger
 from queues.conftest import Another
 
 SLOW = "slow producer"
@@ -182,3 +186,25 @@ async def test_messages_of_many_concurrent_pushes_arrive_completely_and_each_pro
         for part in range(4):
             ours = [int(id_.split()[1]) for _, id_ in seen if id_.split()[0::2] == [str(producer), str(part)]]
             assert ours == list(range(30))
+
+
+async def test_a_transaction_is_refused_if_its_required_lease_ends_before_it_commits(
+    connection: asyncpg.Connection, queues: QueuesSlice, ledger: Ledger, another: Another, now: datetime
+) -> None:
+    """It has to wait for another settlement of its partition, which gives the lease back."""
+    other = await another()
+    await queues.pushes.push([item("work")], None, now)
+    got = await queues.claims.pop(PopRequest(queue=QUEUE), now)
+    assert got is not None
+    (message,), lease = got.messages, UUID(got.lease_id)
+    ack = Ack(transaction_id="work", partition_id=message.partition.partition_id)
+    back = msgspec.structs.replace(ack, lease_id=lease, status="retry")
+    parts = await queues.settlement.parts_of([back])
+    async with ledger.transaction() as tx:
+        rows = await settle(tx, parts, now)
+        running = asyncio.create_task(other.transactions.run([ack, item("result", "two")], [lease], None, now))
+        await _waiting(connection)
+    outcome = await running
+    assert outcome.error == "Invalid or expired lease"
+    await queues.settlement.tell(parts, rows)
+    assert sorted(await consumer(queues, partitions=2)(now)) == [("one", "work")]

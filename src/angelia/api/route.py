@@ -73,6 +73,8 @@ class Call(msgspec.Struct):
         """Returns the body as a record; InvalidArgument if it does not fit. Old clients get one text for all faults."""
         body = self.body or (b"{}" if self.surface is Surface.QUEUES else b"")  # Queen's clients send no empty object
         try:
+            if not body.isascii():
+                body.decode()  # parts that are kept as they came are not looked at by the parser
             return msgspec.json.decode(body, type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.surface is not Surface.ROOT:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from angelia.api import Access, Operation
-from angelia.queues.model import EMPTY_PAYLOAD, LONGEST_ID, LONGEST_NAME
+from angelia.queues.model import EMPTY_PAYLOAD, LONGEST_ID, LONGEST_NAME, MOST_ITEMS, MOST_PARTITIONS
 
 TAG = "queues"
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
@@ -27,7 +27,7 @@ class PushItemBody(msgspec.Struct, frozen=True):
 class PushBody(msgspec.Struct, frozen=True):
     """Messages for any queues."""
 
-    items: list[PushItemBody]
+    items: Annotated[list[PushItemBody], msgspec.Meta(max_length=MOST_ITEMS)]
 
 
 class PushedRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,7 +123,7 @@ class AckBatchItem(msgspec.Struct, frozen=True):
 class AckBatchBody(msgspec.Struct, frozen=True):
     """Acknowledgments of one consumer group."""
 
-    acknowledgments: list[AckBatchItem]
+    acknowledgments: Annotated[list[AckBatchItem], msgspec.Meta(max_length=MOST_ITEMS)]
     consumerGroup: Name | None = None  # noqa: N815
 
 
@@ -161,7 +161,7 @@ class ExtendAnswer(msgspec.Struct, frozen=True):
 class TransactionPush(msgspec.Struct, frozen=True, tag="push"):
     """Messages that a transaction pushes."""
 
-    items: list[PushItemBody]
+    items: Annotated[list[PushItemBody], msgspec.Meta(max_length=MOST_ITEMS)]
 
 
 class TransactionAck(msgspec.Struct, frozen=True, tag="ack"):
@@ -178,8 +178,8 @@ class TransactionAck(msgspec.Struct, frozen=True, tag="ack"):
 class TransactionBody(msgspec.Struct, frozen=True):
     """Operations that are done together or not at all, if the required leases are in force."""
 
-    operations: list[TransactionPush | TransactionAck]
-    requiredLeases: list[str] = []  # noqa: N815
+    operations: Annotated[list[TransactionPush | TransactionAck], msgspec.Meta(max_length=MOST_ITEMS)]
+    requiredLeases: Annotated[list[str], msgspec.Meta(max_length=MOST_PARTITIONS)] = []  # noqa: N815
     kv: list[Any] = []
     timers: list[Any] = []
 

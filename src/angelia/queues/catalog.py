@@ -74,22 +74,24 @@ class Catalog:
     async def by_id(self, ids: Iterable[UUID]) -> dict[UUID, Partition]:
         """The partitions with these ids, as far as they exist."""
         wanted = set(ids)
-        unknown = [one for one in wanted if one not in self._by_id]
-        if unknown:
+        found = {one: self._by_id[one] for one in wanted if one in self._by_id}
+        if len(found) < len(wanted):
             async with self._ledger.lookups() as tx:
-                for partition in await store.partitions_by_id(tx, unknown):
+                for partition in await store.partitions_by_id(tx, list(wanted - found.keys())):
                     self._remember(partition)
-        return {one: self._by_id[one] for one in wanted if one in self._by_id}
+                    found[partition.partition_id] = partition
+        return found
 
     async def by_no(self, numbers: Iterable[int]) -> dict[int, Partition]:
         """The partitions with these numbers, as far as they exist."""
         wanted = set(numbers)
-        unknown = [one for one in wanted if one not in self._by_no]
-        if unknown:
+        found = {one: self._by_no[one] for one in wanted if one in self._by_no}
+        if len(found) < len(wanted):
             async with self._ledger.lookups() as tx:
-                for partition in await store.partitions_by_no(tx, unknown):
+                for partition in await store.partitions_by_no(tx, list(wanted - found.keys())):
                     self._remember(partition)
-        return {one: self._by_no[one] for one in wanted if one in self._by_no}
+                    found[partition.partition_no] = partition
+        return found
 
     async def group(self, queue: Queue, name: str) -> int | None:
         """The number of a consumer group of a queue; None if no consumer has used it yet."""
@@ -176,12 +178,14 @@ class Catalog:
         self._groups.pop((queue, name), None)
 
     async def _found(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Partition]:
-        unknown = [one for one in names if one not in self._partitions]
+        found = {one: self._partitions[one] for one in names if one in self._partitions}
+        unknown = [one for one in names if one not in found]
         if unknown:
             async with self._ledger.lookups() as tx:
                 for partition in await store.partitions(tx, unknown):
                     self._remember(partition)
-        return {one: self._partitions[one] for one in names if one in self._partitions}
+                    found[partition.queue.name, partition.name] = partition
+        return found
 
     async def _make(self, queue: str, partitions: Sequence[str], now: datetime) -> None:
         namespace, task = scope_of(queue)

@@ -17,7 +17,17 @@ from angelia.keys.master_key import CorruptRecord, KeyRefused
 from angelia.queues import store
 from angelia.queues.activity import Activity
 from angelia.queues.catalog import Catalog
-from angelia.queues.model import Ack, AckStatus, ChunkIds, Partition, PoppedMessage, PopRequest, Queue, QueueDelivery
+from angelia.queues.model import (
+    MOST_PARTITIONS,
+    Ack,
+    AckStatus,
+    ChunkIds,
+    Partition,
+    PoppedMessage,
+    PopRequest,
+    Queue,
+    QueueDelivery,
+)
 from angelia.queues.news import News
 from angelia.queues.payloads import Payloads
 from angelia.queues.readiness import Place, Readiness, Ready, Scope
@@ -53,6 +63,10 @@ class _Claimed:
     gone: bool = False
 
 
+class _PopsPaused(Exception):
+    """Pops are answered with nothing, during maintenance"""
+
+
 class MessageClaims:
     """Hands out messages. A partition is leased to one consumer of a group at a time."""
 
@@ -72,7 +86,9 @@ class MessageClaims:
         self._settlement = settlement
         self._activity = activity
         self._readiness = Readiness()
-        self._commits: GroupCommit[_Claim, _Claimed] = GroupCommit(ledger.statement, _claim, most=64)
+        self._commits: GroupCommit[_Claim, _Claimed] = GroupCommit(
+            ledger.statement, _claim, most=64, weight=lambda claim: len(claim.places), most_weight=MOST_PARTITIONS
+        )
         self._undoing: set[asyncio.Task[None]] = set()
         news.follow(self._readiness)
 
@@ -82,9 +98,14 @@ class MessageClaims:
         ready = self._readiness.of(
             Scope(request.group, request.queue, request.partition, request.namespace, request.task)
         )
-        delivery = await self._at_once(ready, request, now)
+        try:
+            delivery = await self._at_once(ready, request, now)
+        except _PopsPaused:
+            return None
         if delivery is not None or wait <= 0 or self._news.stopping:
             return delivery
+        if await self._paused():
+            return None
         about_to_wait()
         # Of queues that are made from now on, all messages are new.
         known = frozenset(ready.groups)
@@ -93,11 +114,18 @@ class MessageClaims:
                 at = time_.now()
                 if ready.look_is_due() or not self._news.holds(ready.mark):
                     await self._look(ready, request, at, known)
-                delivery = await self._attempt(ready, request, at, known)
+                try:
+                    delivery = await self._attempt(ready, request, at, known)
+                except _PopsPaused:
+                    return None
                 left = wait - time_.passed()
                 if delivery is not None or left <= 0 or self._news.stopping:
                     return delivery
                 await waiter.wait(min(left, ready.pause(at)))
+
+    async def _paused(self) -> bool:
+        async with self._ledger.lookups() as tx:
+            return await store.pops_are_paused(tx)
 
     async def _at_once(self, ready: Ready, request: PopRequest, now: datetime) -> QueueDelivery | None:
         """Claims messages that are there: of partitions that this process knows of, then of those that the ledger has,
@@ -108,7 +136,7 @@ class MessageClaims:
         for _ in range(_LOOKS):
             if delivery is not None:
                 break
-            if not self._news.holds(ready.mark) or not await self._news.caught_up():
+            if not self._news.holds(ready.mark) or ready.look_is_due() or not await self._news.caught_up():
                 await self._look(ready, request, now)
             delivery = await self._attempt(ready, request, now)
             if self._news.holds(ready.mark):  # else the attempt found that a consumer group or partition was deleted
@@ -128,7 +156,9 @@ class MessageClaims:
             if ready.looked_at > asked_at:
                 return
             started, mark = time.monotonic(), await self._news.mark()
-            for queue in await self._queues(request):
+            queues = await self._queues(request)
+            ready.absent = ready.absent or (not queues and request.queue is not None)
+            for queue in queues:
                 group_no = await self._joined(ready, queue, request, now, known)
                 if group_no is None:
                     continue
@@ -150,11 +180,12 @@ class MessageClaims:
     ) -> int | None:
         """The number of the request's consumer group in a queue. `known` are the queues that existed when the request
         began to wait: of others all messages are new."""
-        new = known is not None and queue.name not in known
+        new = ready.absent or (known is not None and queue.name not in known)
         mode, from_at = ("all", None) if new else (request.mode, request.from_at)
         group_no = await self._catalog.joined(queue, request.group, mode, from_at, now)
         if group_no is not None:
             ready.groups[queue.name] = group_no
+            ready.absent = False
         return group_no
 
     async def _attempt(
@@ -173,7 +204,9 @@ class MessageClaims:
                 ready.put_back(taken)
                 raise
             contended = self._note(ready, taken, claimed, auto_ack=request.auto_ack)
-            if delivery is not None or claimed.paused:
+            if claimed.paused:
+                raise _PopsPaused
+            if delivery is not None:
                 return delivery
             if contended:
                 await asyncio.sleep(_CONTENDED_SECONDS)
@@ -198,6 +231,7 @@ class MessageClaims:
                 places.append((partition_no, group_no))
         if not places:  # their queues were deleted
             return _Claimed(gone=True), None
+        await self._catalog.by_no(taken)  # needed to deliver: if the ledger is away, nothing is claimed
         return await self._served(_Claim(request, now, uuid4(), places))
 
     async def _served(self, claim: _Claim) -> tuple[_Claimed, QueueDelivery | None]:
@@ -213,7 +247,12 @@ class MessageClaims:
 
     async def _serve(self, claim: _Claim) -> tuple[_Claimed, QueueDelivery | None]:
         claimed = await self._commits.submit(claim)
-        delivery = await self._delivery(claim, claimed) if claimed.messages else None
+        try:
+            delivery = await self._delivery(claim, claimed) if claimed.messages else None
+        except AngeliaError:
+            if not claim.request.auto_ack:
+                await self._give_back(claim, claimed)
+            raise
         return claimed, delivery if delivery is not None and delivery.messages else None
 
     async def _undo(self, claim: _Claim, serving: asyncio.Future[tuple[_Claimed, QueueDelivery | None]]) -> None:

@@ -16,6 +16,7 @@ LONGEST_NAME = 255
 LONGEST_ID = 1_000
 MOST_BATCH = 10_000
 MOST_PARTITIONS = 1_000
+MOST_ITEMS = 10_000  # of one request
 CHUNK_MESSAGES, CHUNK_BYTES = 1_000, 1 << 20  # a larger push is stored as several chunks
 EMPTY_PAYLOAD = msgspec.Raw(b"null")
 PushStatus = Literal["queued", "duplicate", "failed", "buffered"]

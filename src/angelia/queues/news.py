@@ -96,6 +96,7 @@ class News:
         try:
             mark = await self._hot.publish(TOPIC, self._wake.tagged(), msgspec.msgpack.encode(news))
         except Unavailable:
+            self._epoch = ""  # it may have been published: its number is not known
             self._unpublished = dict.fromkeys(news) | self._unpublished
             if self._retry is None and not self._wake.stopping:
                 self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._publish_again)
@@ -123,7 +124,10 @@ class News:
                 while epoch == self._epoch and self._heard < number:
                     self._arrived.clear()
                     await self._arrived.wait()
-        except (Unavailable, TimeoutError):
+        except Unavailable:
+            return False
+        except TimeoutError:
+            self._epoch = ""  # some of it never comes, such as own news whose number was lost: begin anew
             return False
         if epoch != self._epoch:
             self._epoch = ""  # the hot tier lost its data; the next look begins with what it has now

@@ -30,6 +30,7 @@ from angelia.stores.ledger import Ledger, Row, Tx
 
 _ROUNDS = 10  # of a push whose partitions change while it goes on
 _MOST_BYTES = 32 << 20  # in one statement
+_MOST_PARTITIONS = 500  # in one statement
 _PER_MESSAGE = 100  # bytes that a message takes beside its payload
 
 
@@ -53,6 +54,8 @@ class PushSlice:
     entries: list[PushEntry]
     size: int = 0
     transaction_ids: set[str] = field(default_factory=set)
+    follows: PushSlice | None = None  # the slice before it, of the same request and partition
+    alone: bool = False  # it shares its chunk with no other request
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class _Chunk:
     def takes(self, one: PushSlice) -> bool:
         first = self.slices[0]
         return (
-            first.partition.partition_no == one.partition.partition_no
+            not (first.alone or one.alone)
             and first.producer == one.producer
             and first.partition.queue.options_version == one.partition.queue.options_version
             and self.count + len(one.entries) <= CHUNK_MESSAGES
@@ -124,9 +127,9 @@ class Pushes:
         waiting = _entries(items)
         firsts = _firsts(items, waiting)
         waiting = [entry for entry in waiting if firsts[entry.number] == entry.number]
-        for _ in range(_ROUNDS):
+        for tries in range(_ROUNDS):
             if waiting:
-                waiting = await self._round(items, waiting, producer, now, results)
+                waiting = await self._round(items, waiting, producer, now, results, alone=tries > 0)
         if waiting:
             raise Unavailable("queues changed while messages were pushed to them", hint="try again", retry_after=1)
         for number, first in enumerate(firsts):
@@ -143,7 +146,8 @@ class Pushes:
         for entry, first in zip(entries, _firsts(items, entries), strict=True):
             if entry.number != first:
                 results[entry.number] = PushResult("duplicate", entry.transaction_id, items[first].queue)
-        slices, missing = await self._placed(items, entries, producer, now)
+        single = [entry for entry in entries if results[entry.number] is None]
+        slices, missing = await self._placed(items, single, producer, now)
         if missing:
             raise QueueChanged
         return await self._encryptable(slices, results, now), results
@@ -152,14 +156,14 @@ class Pushes:
         """Stores messages in a transaction, and notes what became of each; QueueChanged if a queue was changed or
         deleted since they were prepared."""
         for one, outcome in zip(slices, (await self._store(tx, [slices]))[0] if slices else [], strict=True):
-            if outcome.how in ("stale", "gone", "after"):
+            if outcome.how in ("stale", "gone"):
                 self._catalog.forget_queue(one.partition.queue.name)
                 raise QueueChanged
             if outcome.how == "paused":
                 for entry in one.entries:
                     results[entry.number] = _failed(one, entry, "pushes are paused for maintenance")
-            elif _settle(one, outcome, results) and not outcome.known and outcome.how != "full":
-                raise QueueChanged
+            else:  # what comes after a slice that was refused has no result, and needs none: nothing is committed
+                _settle(one, outcome, results)
 
     async def told(self, slices: Sequence[PushSlice]) -> None:
         """Counts messages of a transaction that were stored, and tells consumers of them."""
@@ -176,15 +180,20 @@ class Pushes:
         producer: str | None,
         now: datetime,
         results: list[PushResult | None],
+        *,
+        alone: bool,
     ) -> list[PushEntry]:
-        """Tries to store messages. Returns those that are to be tried again."""
+        """Tries to store messages. Returns those that are to be tried again: alone, so that no other push is in their way
+        again."""
         slices, again = await self._placed(items, waiting, producer, now)
+        for one in slices:
+            one.alone = one.alone or alone
         slices = await self._encryptable(slices, results, now)
         if not slices:
             return again
         told: list[PushSlice] = []
         buffered: list[PushSlice] = []
-        for one, outcome in zip(slices, await self._commits.submit(slices), strict=True):
+        for one, outcome in zip(slices, await self._submitted(slices), strict=True):
             if outcome.how == "stored":
                 told.append(one)
             elif outcome.how in ("stale", "gone"):
@@ -207,6 +216,20 @@ class Pushes:
                     results[entry.number] = PushResult("buffered", entry.transaction_id, one.partition.queue.name)
         self._count(told)
         return again
+
+    async def _submitted(self, slices: Sequence[PushSlice]) -> list[Outcome]:
+        """Stores slices, so many in one commit: each partition is a lock. What follows a refused slice waits."""
+        outcomes, refused = list[Outcome](), set[int]()
+        for begin in range(0, len(slices), _MOST_PARTITIONS):
+            some = slices[begin : begin + _MOST_PARTITIONS]
+            waits = [one.partition.partition_no in refused for one in some]
+            ready = [one for one, waiting in zip(some, waits, strict=True) if not waiting]
+            stored = iter(await self._commits.submit(ready) if ready else [])
+            for one, waiting in zip(some, waits, strict=True):
+                outcomes.append(Outcome("after") if waiting else next(stored))
+                if outcomes[-1].how != "stored":
+                    refused.add(one.partition.partition_no)
+        return outcomes
 
     def _count(self, slices: Iterable[PushSlice]) -> None:
         for one in slices:
@@ -246,7 +269,8 @@ class Pushes:
             one.partition
             for push, told in zip(pushes, outcomes, strict=True)
             for one, outcome in zip(push, told, strict=True)
-            if outcome.how == "stored"
+            # A repeated push may mean that the server that stored the first one died before it told anyone.
+            if outcome.how == "stored" or outcome.known
         )
         return list(outcomes)
 
@@ -286,6 +310,7 @@ class Pushes:
             transaction_ids,
             ends,
             trace_ids if any(trace_ids) else None,
+            _followed(chunks),
         ]
 
 
@@ -315,7 +340,9 @@ def _slices(entries: Iterable[tuple[Partition, PushEntry]], producer: str | None
         size = len(entry.payload) + _PER_MESSAGE
         one = open_.get(partition.partition_no)
         if one is None or len(one.entries) >= CHUNK_MESSAGES or one.size + size > CHUNK_BYTES:
-            one = open_[partition.partition_no] = PushSlice(partition, producer, now, [])
+            one = open_[partition.partition_no] = PushSlice(
+                partition, producer, now, [], follows=one, alone=one is not None
+            )
             slices.append(one)
         one.entries.append(entry)
         one.transaction_ids.add(entry.transaction_id)
@@ -337,6 +364,14 @@ def _merged(slices: Iterable[PushSlice]) -> list[_Chunk]:
         chunk.grow(one)
         chunks.append(chunk)
     return chunks
+
+
+def _followed(chunks: Sequence[_Chunk]) -> list[int] | None:
+    """For each chunk the number of the one that it follows, from 1 on, or 0; None if none follows another."""
+    if all(chunk.slices[0].follows is None for chunk in chunks):
+        return None
+    numbers = {id(one): number for number, chunk in enumerate(chunks, 1) for one in chunk.slices}
+    return [numbers.get(id(chunk.slices[0].follows), 0) for chunk in chunks]
 
 
 def _outcomes(chunks: Sequence[_Chunk], rows: Sequence[Row]) -> dict[int, Outcome]:
@@ -397,4 +432,4 @@ def _repeated(first: PushResult | None, item: PushItem) -> PushResult:
 
 
 def _weight(slices: list[PushSlice]) -> int:
-    return sum(one.size for one in slices)
+    return sum(one.size + _MOST_BYTES // _MOST_PARTITIONS for one in slices)

@@ -50,6 +50,7 @@ class Ready:
         self.scope = scope
         self.groups: dict[str, int] = {}  # the numbers of the consumer group, by queue
         self.mark: str | None = None  # where the news was when the ledger was looked at
+        self.absent = False  # whether a pop found that the queue did not exist
         self.looking = asyncio.Lock()
         self._now: dict[int, Place] = {}
         self._later: dict[int, tuple[datetime, Place]] = {}

@@ -16,6 +16,7 @@ from angelia.queues.news import News
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Row, Tx
 
+_MOST_ACKS, _MOST_PARTS = 10_000, 500  # in one statement; each part is a lock
 _ERRORS = {"not_found": "Message not found", "lease": "Invalid or expired lease"}
 
 
@@ -48,13 +49,15 @@ class Settlement:
         self._news = news
         self._activity = activity
         self._commits: GroupCommit[Settling, Sequence[Row]] = GroupCommit(
-            ledger.statement, self._commit, weight=_weight, most_weight=10_000
+            ledger.statement, self._commit, weight=_weight, most_weight=_MOST_ACKS
         )
 
     async def ack(self, acks: Sequence[Ack], now: datetime) -> list[AckResult]:
         """Acknowledges messages. Returns for each whether that was taken; it is durable then."""
         parts = await self.parts_of(acks)
-        rows = await self._commits.submit(Settling(parts, now)) if parts else []
+        rows: list[Row] = []
+        for begin in range(0, len(parts), _MOST_PARTS):
+            rows += await self._commits.submit(Settling(parts[begin : begin + _MOST_PARTS], now))
         if any(map(_unknown, parts, rows)) and await self._groups_changed(parts, rows):
             return await self.ack(acks, now)
         self.count(parts, rows)
@@ -165,4 +168,4 @@ def _unknown(part: Part, row: Row) -> bool:
 
 
 def _weight(one: Settling) -> int:
-    return sum(len(part.acks) for part in one.parts)
+    return sum(len(part.acks) + _MOST_ACKS // _MOST_PARTS for part in one.parts)

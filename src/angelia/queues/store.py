@@ -92,6 +92,10 @@ async def pop(tx: Tx, now: datetime, *arrays: Sequence[object]) -> Sequence[Row]
     return await tx.fetch(SQL["pop"], now, *arrays)
 
 
+async def pops_are_paused(tx: Tx) -> bool:
+    return bool(await tx.fetchval(SQL["pops_are_paused"]))
+
+
 async def ack(tx: Tx, now: datetime, *arrays: Sequence[object] | None) -> Sequence[Row]:
     """Settles messages; the arrays and the rows are those of the function `queue_ack`."""
     return await tx.fetch(SQL["ack"], now, *arrays)
@@ -112,8 +116,14 @@ async def extend(tx: Tx, now: datetime, lease_id: UUID, seconds: int | None) -> 
     return row
 
 
-async def live_leases(tx: Tx, leases: Sequence[UUID], now: datetime) -> set[UUID]:
-    return {row["lease_id"] for row in await tx.fetch(SQL["live_leases"], leases, now)}
+async def live_leases(
+    tx: Tx, leases: Sequence[UUID], others: Sequence[tuple[int, int]], now: datetime
+) -> dict[tuple[int, int], UUID]:
+    """The leases in force, by partition and consumer group. These cursors, and the others, stay as they are until the
+    transaction ends."""
+    await tx.execute(SQL["lock_cursors"], leases, [one for one, _ in others], [one for _, one in others])
+    rows = await tx.fetch(SQL["live_leases"], leases, now)
+    return {(row["partition_no"], row["group_no"]): row["lease_id"] for row in rows}
 
 
 async def waiting(

@@ -76,10 +76,13 @@ LEFT JOIN LATERAL (
 WHERE p.queue_no = $1
 
 -- name: push
-SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, follows => $13)
 
 -- name: pop
 SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, $8, $9)
+
+-- name: pops_are_paused
+SELECT pop_paused FROM queue_modes
 
 -- name: ack
 SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7, $8)
@@ -90,9 +93,18 @@ SELECT queue_bury($1, $2, $3, $4, $5, $6, 0)
 -- name: extend
 SELECT * FROM queue_extend($1, $2, $3)
 
+-- name: lock_cursors
+-- Locks the cursors under the given leases, and those of the given partitions and consumer groups.
+SELECT pg_advisory_xact_lock(k) FROM (
+  SELECT DISTINCT queue_cursor_lock(partition_no, group_no) AS k FROM (
+    SELECT partition_no, group_no FROM queue_cursors WHERE lease_id = ANY ($1::uuid[])
+    UNION ALL SELECT partition_no, group_no FROM unnest($2::bigint[], $3::bigint[]) AS w (partition_no, group_no)
+  ) AS cursors ORDER BY k
+) AS locks
+
 -- name: live_leases
--- Those of the given leases that are in force.
-SELECT DISTINCT k.lease_id FROM queue_cursors AS k
+-- The cursors under those of the given leases that are in force.
+SELECT k.partition_no, k.group_no, k.lease_id FROM queue_cursors AS k
 WHERE k.lease_id = ANY ($1::uuid[]) AND k.lease_until > $2
   AND k.version = (
     SELECT s.version FROM queue_cursors AS s

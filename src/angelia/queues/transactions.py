@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -12,10 +12,11 @@ from angelia.errors import Unavailable
 from angelia.queues import store
 from angelia.queues.model import Ack, AckResult, PushItem, PushResult
 from angelia.queues.pushing import Pushes, QueueChanged
-from angelia.queues.settlement import Settlement, results_of, settle
-from angelia.stores.ledger import Ledger
+from angelia.queues.settlement import Part, Settlement, results_of, settle
+from angelia.stores.ledger import Ledger, Tx
 
 _ROUNDS = 5
+_NO_LEASE = UUID(int=0)
 
 
 class TransactionOutcome(msgspec.Struct, frozen=True):
@@ -78,21 +79,37 @@ class Transactions:
     ) -> tuple[Iterator[AckResult], Iterator[PushResult]]:
         parts = await self._settlement.parts_of(acks)
         slices, pushed = await self._pushes.prepared(items, producer, now)
+        _refuse_unqueued(pushed)
         async with self._ledger.transaction() as tx:
-            if required_leases and set(required_leases) - await store.live_leases(tx, required_leases, now):
-                raise _Refused("Invalid or expired lease")
+            if required_leases:
+                await _require(tx, parts, required_leases, now)
             rows = await settle(tx, parts, now) if parts else []
             settled = results_of(acks, parts, rows)
             for result in settled:
                 if not result.success:
                     raise _Refused(f"ACK operation failed: {result.error}")
             await self._pushes.stored(tx, slices, pushed)
+            _refuse_unqueued(pushed)
             done = [one for one in pushed if one is not None]
-            for one in done:
-                if one.status != "queued":
-                    reason = one.error or f"{one.status} transactionId {one.transaction_id}"
-                    raise _Refused(f"PUSH operation failed: {reason}")
         self._settlement.count(parts, rows)
         await self._settlement.tell(parts, rows)
         await self._pushes.told(slices)
         return iter(settled), iter(done)
+
+
+async def _require(tx: Tx, parts: Sequence[Part], leases: Sequence[UUID], now: datetime) -> None:
+    """Refuses a transaction if a required lease is over. An acknowledgment that names no lease is made under the one of
+    its cursor; if that is not required, it only passes if its message is settled already."""
+    live = await store.live_leases(tx, leases, [(part.partition.partition_no, part.group_no) for part in parts], now)
+    if set(leases) - set(live.values()):
+        raise _Refused("Invalid or expired lease")
+    for part in parts:
+        if part.lease_id is None:
+            part.lease_id = live.get((part.partition.partition_no, part.group_no), _NO_LEASE)
+
+
+def _refuse_unqueued(pushed: Iterable[PushResult | None]) -> None:
+    for one in pushed:
+        if one is not None and one.status != "queued":
+            reason = one.error or f"{one.status} transactionId {one.transaction_id}"
+            raise _Refused(f"PUSH operation failed: {reason}")

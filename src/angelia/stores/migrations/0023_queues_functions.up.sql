@@ -56,12 +56,12 @@ $$;
 --   stale       nothing was stored: the queue's options have changed
 --   gone        nothing was stored: its partition was deleted
 --   paused      nothing was stored: pushes are buffered
---   after       nothing was stored: an earlier chunk of its partition was not, and messages keep their order
+--   after       nothing was stored: the chunk that it follows was not, and messages of a push keep their order
 -- Messages of all chunks lie one after the other in transaction_ids, ends and trace_ids.
 CREATE FUNCTION queue_push(
   now_ TIMESTAMPTZ, queue_nos BIGINT[], partition_nos BIGINT[], versions BIGINT[], counts INTEGER[], first_ids UUID[],
   key_ids UUID[], producers TEXT[], bodies BYTEA[], transaction_ids TEXT[], ends INTEGER[], trace_ids TEXT[],
-  only_groups BIGINT[] DEFAULT NULL
+  only_groups BIGINT[] DEFAULT NULL, follows INTEGER[] DEFAULT NULL
 ) RETURNS TABLE (chunk INTEGER, outcome TEXT, message INTEGER, first_id UUID, number BIGINT) LANGUAGE plpgsql AS $$
 DECLARE
   today CONSTANT TIMESTAMPTZ := date_bin('1 day', now_, 'epoch');
@@ -72,7 +72,7 @@ DECLARE
   created TIMESTAMPTZ;
   ids TEXT[];
   known BOOLEAN;
-  refused BIGINT[] := '{}';
+  refused INTEGER[] := '{}';  -- chunks that were not stored
   plain BOOLEAN;        -- nothing is to be refused
   bases BIGINT[];       -- where each chunk begins
   times TIMESTAMPTZ[];
@@ -130,12 +130,12 @@ BEGIN
     ORDER BY queue_no, n
   LOOP
     chunk := part.n;
-    IF part.partition_no = ANY (refused) THEN
+    refused := refused || chunk;
+    IF follows[chunk] = ANY (refused) THEN
       outcome := 'after';
       RETURN NEXT;
       CONTINUE;
     END IF;
-    refused := refused || part.partition_no;
     SELECT p.floor, p.floor_at, q.options_version, (q.options ->> 'maxSize')::bigint AS max_size, e.end_position, e.created_at INTO place
     FROM queue_partitions AS p JOIN queues AS q ON q.queue_no = p.queue_no
     LEFT JOIN LATERAL (
@@ -418,6 +418,9 @@ BEGIN
     ELSE
       at := queue_position_after(at, settled + passed);
     END IF;
+    IF (SELECT count(*) FROM unnest(settled)) > 1000 THEN
+      settled := settled + int8multirange(int8range(0, at));  -- as in queue_ack
+    END IF;
     INSERT INTO queue_cursors AS k (
       partition_no, group_no, version, position, settled, passed, attempts, lease_id, lease_end, lease_until, leased_by, read_at, consumed, consumed_at,
       changed_at
@@ -621,7 +624,7 @@ BEGIN
         WHERE given_up @> w.position ORDER BY w.position, w.n
       ) AS d;
     END IF;
-    IF newly > 0 OR ends_ THEN
+    IF newly > 0 OR ends_ OR released THEN
       IF (SELECT count(*) FROM unnest(settled)) > 1000 THEN
         -- Many gaps, of messages that expired or were sought over: from here on they count as settled.
         settled := settled + int8multirange(int8range(0, position_));
