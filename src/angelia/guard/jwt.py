@@ -40,7 +40,7 @@ class JwtVerifier:
             claims = await self._claims(token)
         except jwt.PyJWKClientConnectionError as error:
             raise Unavailable("the keys of JSON Web Tokens cannot be fetched at the moment", retry_after=5) from error
-        except (jwt.InvalidTokenError, jwt.PyJWKClientError) as error:
+        except jwt.PyJWTError as error:
             raise Unauthenticated("Authentication required", hint=f"the token was refused: {error}") from error
         subject = claims.get("sub")
         return subject if isinstance(subject, str) else None, _role(claims)

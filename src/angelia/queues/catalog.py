@@ -146,26 +146,25 @@ class Catalog:
             if queue is None:
                 raise Conflict("the queue was deleted in this moment", hint="try again")
             kept = msgspec.to_builtins(queue.options)
+            options = kept if partition is not None else kept | changes
+            scope = (queue.namespace if namespace is None else namespace, queue.task if task is None else task)
             if partition is not None:
                 await store.change_partition(tx, queue.queue_no, partition, changes)
-            queue = await store.change_queue(
-                tx,
-                queue.queue_no,
-                queue.namespace if namespace is None else namespace,
-                queue.task if task is None else task,
-                kept if partition is not None else kept | changes,
-            )
+            # Clients configure their queues at each start. What stays as it is concerns no other process.
+            changed = partition is not None or options != kept or scope != (queue.namespace, queue.task)
+            if changed:
+                queue = await store.change_queue(tx, queue.queue_no, *scope, options)
             detail = {**changes, **({"partition": partition} if partition is not None else {})}
             await audit.record(tx, [audit.event("queue_configured", now, actor=by, object=name, detail=detail)])
-            effective = kept | changes if partition is not None else msgspec.to_builtins(queue.options)
-        self.forget_queue(name)
-        await self._news.changed(queue)
+        if changed:
+            self.forget_queue(name)
+            await self._news.changed(queue)
         if changes.get("encryptionEnabled"):
             log.info("encryption.enabled", queue=name)
         default = await self.partition(name, DEFAULT)
         if default is None:
             raise Conflict("the queue was deleted in this moment", hint="try again")
-        return Configured(queue, default, msgspec.convert(effective, Options))
+        return Configured(queue, default, msgspec.convert(kept | changes, Options))
 
     def forget_queue(self, name: str) -> None:
         """Its rows are read again when they are needed."""

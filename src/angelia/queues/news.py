@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from angelia.errors import Unavailable
 from angelia.queues.hot_store import HotNews, parse
@@ -21,6 +22,7 @@ from angelia.stores.wake import Wake, wake_topic
 TOPIC = wake_topic("queues", "all")
 _CATCH_UP_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
+log = structlog.get_logger(__name__)
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +55,7 @@ class News:
         self._wake = wake
         self._listener: Listener | None = None
         self._epoch = ""
+        self._begun = 0  # how often this process began to follow the news
         self._heard = -1  # all news of the epoch up to this number
         self._beyond: set[int] = set()  # news that is known beyond that
         self._arrived = asyncio.Event()
@@ -85,17 +88,19 @@ class News:
             self._tell(one)
         self._unpublished |= told
         if self._publishing is not None:
-            await asyncio.shield(self._publishing)
+            await asyncio.wait([self._publishing])
         if self._unpublished:
             if self._publishing is None or self._publishing.done():
                 self._publishing = asyncio.create_task(self._publish())
-            await asyncio.shield(self._publishing)
+            await asyncio.wait([self._publishing])
 
     async def _publish(self) -> None:
         news, self._unpublished = list(self._unpublished), {}
         try:
             mark = await self._hot.publish(TOPIC, self._wake.tagged(), msgspec.msgpack.encode(news))
-        except Unavailable:
+        except Exception as error:  # what was told of is committed: no fault of the news may change an answer
+            if not isinstance(error, Unavailable):
+                log.exception("news of queues could not be published")
             self._epoch = ""  # it may have been published: its number is not known
             self._unpublished = dict.fromkeys(news) | self._unpublished
             if self._retry is None and not self._wake.stopping:
@@ -112,7 +117,7 @@ class News:
         if self._retry is not None:
             self._retry.cancel()
         if self._publishing is not None:
-            await self._publishing
+            await asyncio.wait([self._publishing])
 
     async def caught_up(self) -> bool:
         """Whether this process has heard all news that was told before this call."""
@@ -133,7 +138,7 @@ class News:
             self._epoch = ""  # the hot tier lost its data; the next look begins with what it has now
         return bool(self._epoch)
 
-    async def mark(self) -> str | None:
+    async def mark(self) -> int | None:
         """Where this process is in the news: what the ledger has after this call, and news from then on, is complete.
         None while news may be missed."""
         if self._wake.heard_since(TOPIC) is None:
@@ -147,11 +152,12 @@ class News:
                 return None
             self._epoch, self._heard = epoch, number
             self._beyond.clear()
-        return self._epoch
+            self._begun += 1  # news before that may have been missed: earlier marks hold no more
+        return self._begun
 
-    def holds(self, mark: str | None) -> bool:
+    def holds(self, mark: int | None) -> bool:
         """Whether no news was missed since a mark."""
-        return mark is not None and mark == self._epoch
+        return bool(self._epoch) and mark == self._begun
 
     def ring(self, message: bytes = b"") -> None:
         """News of another process; an empty message says that some may have been missed."""

@@ -28,7 +28,7 @@ from angelia.queues.payloads import EncryptionUnavailable, Payloads
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Row, Tx
 
-_ROUNDS = 10  # of a push whose partitions change while it goes on
+_ROUNDS = 10  # without progress, of a push whose queues change while it goes on
 _MOST_BYTES = 32 << 20  # in one statement
 _MOST_PARTITIONS = 500  # in one statement
 _PER_MESSAGE = 100  # bytes that a message takes beside its payload
@@ -127,9 +127,11 @@ class Pushes:
         waiting = _entries(items)
         firsts = _firsts(items, waiting)
         waiting = [entry for entry in waiting if firsts[entry.number] == entry.number]
-        for tries in range(_ROUNDS):
-            if waiting:
-                waiting = await self._round(items, waiting, producer, now, results, alone=tries > 0)
+        alone, tries = False, 0
+        while waiting and tries < _ROUNDS:
+            left = await self._round(items, waiting, producer, now, results, alone=alone)
+            alone, tries = True, 0 if len(left) < len(waiting) else tries + 1
+            waiting = left
         if waiting:
             raise Unavailable("queues changed while messages were pushed to them", hint="try again", retry_after=1)
         for number, first in enumerate(firsts):
@@ -183,7 +185,7 @@ class Pushes:
         *,
         alone: bool,
     ) -> list[PushEntry]:
-        """Tries to store messages. Returns those that are to be tried again: alone, so that no other push is in their way
+        """Tries to store messages. Returns those that are to be tried again: alone, so that no other push hinders them
         again."""
         slices, again = await self._placed(items, waiting, producer, now)
         for one in slices:

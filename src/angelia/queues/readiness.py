@@ -49,7 +49,7 @@ class Ready:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.groups: dict[str, int] = {}  # the numbers of the consumer group, by queue
-        self.mark: str | None = None  # where the news was when the ledger was looked at
+        self.mark: int | None = None  # where the news was when the ledger was looked at
         self.absent = False  # whether a pop found that the queue did not exist
         self.looking = asyncio.Lock()
         self._now: dict[int, Place] = {}
@@ -109,7 +109,7 @@ class Ready:
         await waiting
         return True
 
-    def looked(self, mark: str | None, began: float) -> None:
+    def looked(self, mark: int | None, began: float) -> None:
         """The ledger was looked at since then."""
         now = time.monotonic()
         self.mark, self.looked_at = mark, began
@@ -189,7 +189,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._ready: dict[Scope, Ready] = {}
-        self._by_queue: dict[str | None, list[Ready]] = {}
+        self._by_place: dict[tuple[str | None, str | None], list[Ready]] = {}  # by queue and partition; None for all
         self._most = _SCOPES
 
     def of(self, scope: Scope) -> Ready:
@@ -198,16 +198,20 @@ class Readiness:
             if len(self._ready) >= self._most:
                 self._drop_idle()
             known = self._ready[scope] = Ready(scope)
-            self._by_queue.setdefault(scope.queue, []).append(known)
+            self._by_place.setdefault((scope.queue, scope.partition), []).append(known)
         return known
 
     def tell(self, told: Told) -> None:
-        for queue in (told.queue, None):
-            for ready in self._by_queue.get(queue, ()):
-                if told.partition_no is None:
+        if told.partition_no is None:
+            for ready in self._ready.values():
+                if ready.scope.queue in (None, told.queue):
                     ready.doubt()
-                elif ready.scope.includes(told):
-                    ready.add(told.partition_no, Place(told.queue, told.priority))
+            return
+        place = Place(told.queue, told.priority)
+        for where in ((told.queue, told.partition), (told.queue, None), (None, None)):
+            for ready in self._by_place.get(where, ()):
+                if ready.scope.includes(told):
+                    ready.add(told.partition_no, place)
 
     def doubt(self) -> None:
         for ready in self._ready.values():
@@ -217,8 +221,8 @@ class Readiness:
         """Forgets scopes that no request waits for; they are looked up again when they are used."""
         for scope in [scope for scope, ready in self._ready.items() if not ready.waited_for]:
             ready = self._ready.pop(scope)
-            others = self._by_queue[scope.queue]
+            others = self._by_place[scope.queue, scope.partition]
             others.remove(ready)
             if not others:
-                del self._by_queue[scope.queue]
+                del self._by_place[scope.queue, scope.partition]
         self._most = max(_SCOPES, 2 * len(self._ready))
