@@ -314,6 +314,26 @@ class Partition:
         self.letters.remove(letter)
         return self.push(letter.transaction_id, now, letter.group)
 
+    def forget(self, transaction_id: str) -> bool:
+        """Deletes a message with its copies and dead letters. Returns whether there was one."""
+        gone = {one.number for one in self.kept() if one.transaction_id == transaction_id}
+        letters = [one for one in self.letters if one.transaction_id != transaction_id]
+        found = bool(gone) or len(letters) < len(self.letters)
+        self.removed |= gone
+        self.letters = letters
+        return found
+
+    def clear(self, groups: Iterable[str]) -> int:
+        """Removes all messages, but no dead letter. Returns how many."""
+        cleared = sum(1 for _ in self.kept())
+        self.floor = len(self.messages)
+        for group in groups:
+            self.cursor(group).start_at(self.floor)
+        return cleared
+
+    def is_leased(self, transaction_id: str, now: datetime) -> bool:
+        return any(self._is_leased(one.number, now) for one in self.kept() if one.transaction_id == transaction_id)
+
     def evict(self, now: datetime) -> int:
         """Marks what waited too long, was consumed by no group and is in no lease."""
         new = {
@@ -384,6 +404,11 @@ class Partition:
     def late(self, now: datetime) -> int:
         """How many messages waited too long and are not evicted yet."""
         return sum(1 for one in self.kept() if self.waited_too_long(one, now) and one.number not in self.evicted)
+
+    def is_unsure(self, group: str, now: datetime) -> bool:
+        """Whether a pop that found nothing may have moved the group's cursor."""
+        cursor = self.cursors.get(group, Cursor())
+        return self.late(now) > 0 or any(number >= cursor.position for number in self.evicted | self.removed)
 
     def lag(self, group: str) -> int:
         """How many messages the group has not settled, from its cursor on."""
