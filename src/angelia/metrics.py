@@ -98,7 +98,9 @@ QUEUE_UNARCHIVED = Counter(
 QUEUE_EVICTED = Counter("angelia_queue_evicted_total", "Messages that waited too long in their queue and were evicted")
 QUEUE_EVICTION_SECONDS = _LatestGauge("angelia_queue_eviction_seconds", "How long the last round of eviction took")
 QUEUE_DAYS = _LatestGauge("angelia_queue_days", "Days of which the ledger has a table of messages of queues")
-QUEUE_DAYS_DROPPED = Counter("angelia_queue_days_dropped_total", "Tables of a day's messages of queues that were dropped")
+QUEUE_DAYS_DROPPED = Counter(
+    "angelia_queue_days_dropped_total", "Tables of a day's messages of queues that were dropped"
+)
 QUEUE_BYTES_COPIED = Counter(
     "angelia_queue_bytes_copied_total", "Bytes of messages that were copied to a later day, to drop their own"
 )

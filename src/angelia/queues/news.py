@@ -8,6 +8,7 @@ has heard all news up to it, no message waits.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -61,6 +62,7 @@ class News:
         self._arrived = asyncio.Event()
         self._unpublished: dict[Told, None] = {}
         self._publishing: asyncio.Task[None] | None = None
+        self._away_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
 
     def follow(self, listener: Listener) -> None:
@@ -87,6 +89,8 @@ class News:
         for one in told:
             self._tell(one)
         self._unpublished |= told
+        if self._away():
+            return  # it is published when the hot tier is back
         if self._publishing is not None:
             await asyncio.wait([self._publishing])
         if self._unpublished:
@@ -102,6 +106,7 @@ class News:
             if not isinstance(error, Unavailable):
                 log.exception("news of queues could not be published")
             self._epoch = ""  # it may have been published: its number is not known
+            self._away_until = time.monotonic() + _RETRY_SECONDS
             self._unpublished = dict.fromkeys(news) | self._unpublished
             if self._retry is None and not self._wake.stopping:
                 self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._publish_again)
@@ -119,9 +124,13 @@ class News:
         if self._publishing is not None:
             await asyncio.wait([self._publishing])
 
+    def _away(self) -> bool:
+        """Whether the hot tier failed a moment ago: nothing waits for it then."""
+        return time.monotonic() < self._away_until
+
     async def caught_up(self) -> bool:
         """Whether this process has heard all news that was told before this call."""
-        if not self._epoch:
+        if not self._epoch or self._away():
             return False
         try:
             epoch, number = await self._hot.newest()
@@ -141,7 +150,7 @@ class News:
     async def mark(self) -> int | None:
         """Where this process is in the news: what the ledger has after this call, and news from then on, is complete.
         None while news may be missed."""
-        if self._wake.heard_since(TOPIC) is None:
+        if self._wake.heard_since(TOPIC) is None or self._away():
             return None
         if not self._epoch:
             try:

@@ -471,7 +471,6 @@ DECLARE
   begins INTEGER;
   mine TEXT;            -- what the lease of the settlement is: live, ended or lost
   positions BIGINT[];
-  several BOOLEAN;
   outcomes TEXT[];
   at BIGINT;
   position_ BIGINT;
@@ -544,26 +543,23 @@ BEGIN
     END IF;
 
     IF positions IS NULL THEN
-      SELECT array_agg(h.position ORDER BY m.n), bool_or(h.several) INTO positions, several
-      FROM unnest(ids) WITH ORDINALITY AS m (id, n)
+      -- Of one id a partition may have several messages: one whose hash is the same, which the text tells apart, and one that was put
+      -- back, for this consumer group or another. The first of them that is leased and not settled is meant, and by a second
+      -- acknowledgment the next; if there is none, the newest.
+      SELECT array_agg(coalesce(h.positions[m.k], h.newest) ORDER BY m.n) INTO positions
+      FROM (SELECT id, n, row_number() OVER (PARTITION BY id ORDER BY n) AS k FROM unnest(ids) WITH ORDINALITY AS w (id, n)) AS m
       CROSS JOIN LATERAL (
-        SELECT max(i.position) AS position, count(*) > 1 AS several FROM queue_ids AS i
-        WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
-      ) AS h;
-      IF several THEN
-        -- Several messages have one hash: the text decides, and of one that was put back for this consumer group the newest.
-        SELECT array_agg(h.position ORDER BY m.n) INTO positions
-        FROM unnest(ids) WITH ORDINALITY AS m (id, n)
+        SELECT max(i.position) AS newest, array_agg(i.position ORDER BY i.position) FILTER (
+            WHERE i.position >= at AND (place.lease_end IS NULL OR i.position < place.lease_end) AND NOT settled @> i.position
+          ) AS positions
+        FROM queue_ids AS i
         CROSS JOIN LATERAL (
-          SELECT max(i.position) AS position FROM queue_ids AS i
-          CROSS JOIN LATERAL (
-            SELECT k.transaction_ids[i.position - k.end_position + k.count + 1] AS id, k.only_group FROM queue_chunks AS k
-            WHERE k.partition_no = part.partition_no AND k.end_position > i.position ORDER BY k.end_position LIMIT 1
-          ) AS k
-          WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
-            AND k.id = m.id AND coalesce(k.only_group, part.group_no) = part.group_no
-        ) AS h;
-      END IF;
+          SELECT k.transaction_ids[i.position - k.end_position + k.count + 1] AS id, k.only_group FROM queue_chunks AS k
+          WHERE k.partition_no = part.partition_no AND k.end_position > i.position ORDER BY k.end_position LIMIT 1
+        ) AS k
+        WHERE i.partition_no = part.partition_no AND i.hash = hashtextextended(m.id, part.partition_no) AND i.position >= place.floor
+          AND k.id = m.id AND coalesce(k.only_group, part.group_no) = part.group_no
+      ) AS h;
       mine := CASE
         WHEN part.lease_id IS NULL OR part.lease_id = place.lease_id AND place.lease_until > now_ THEN 'live'
         WHEN part.lease_id = place.ended_lease THEN 'ended'
