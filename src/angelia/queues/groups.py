@@ -111,10 +111,19 @@ class ConsumerGroups:
         deleted = DeletedGroup()
         for one in await self._of(group, queue):
             of = await self._queue(one.queue)
+            partitions = 0
+
+            async def forget(tx: Tx, numbers: list[int], group_no: int = one.group_no) -> None:
+                nonlocal partitions
+                await groups_store.lock_cursors(tx, numbers, [group_no])
+                partitions += await groups_store.forget_cursors(tx, numbers, group_no)
+
             async with self._ledger.transaction() as tx:
-                partitions, letters = await groups_store.delete_group(tx, of.queue_no, one.group_no)
+                letters = await groups_store.delete_group(tx, of.queue_no, one.group_no)
                 what: Detail = {"group": group, "dead_letters": letters}
                 await _record(tx, "queue_group_deleted", of, what, by, now)
+            # From here on no pop or acknowledgment writes a cursor: each of them looks for the group under the lock.
+            await self._in_batches(of, None, forget)
             deleted += DeletedGroup(partitions, letters)
             self._catalog.forget_group(of.name, group)
             await self._news.changed(of)

@@ -81,13 +81,6 @@ DELETE FROM queue_groups WHERE group_no = $1
 -- name: delete_letters
 DELETE FROM queue_dead_letters WHERE queue_no = $1 AND group_no = $2
 
--- name: delete_cursors
-WITH gone AS (
-  DELETE FROM queue_cursors AS k USING queue_partitions AS p
-  WHERE p.queue_no = $1 AND k.partition_no = p.partition_no AND k.group_no = $2 RETURNING k.partition_no
-)
-SELECT count(DISTINCT partition_no) FROM gone
-
 -- name: forget_cursors
 WITH gone AS (DELETE FROM queue_cursors WHERE partition_no = ANY ($1::bigint[]) AND group_no = $2 RETURNING partition_no)
 SELECT count(DISTINCT partition_no) FROM gone

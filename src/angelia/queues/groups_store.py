@@ -93,17 +93,10 @@ async def set_subscription(tx: Tx, group_no: int, mode: str, from_at: datetime |
     await tx.execute(SQL["set_subscription"], group_no, mode, from_at)
 
 
-async def delete_group(tx: Tx, queue_no: int, group_no: int) -> tuple[int, int]:
-    """Deletes a consumer group with its cursors and dead letters. Returns how many partitions it had read, and how many
-    dead letters it had."""
+async def delete_group(tx: Tx, queue_no: int, group_no: int) -> int:
+    """Deletes a consumer group with its dead letters, and returns how many it had. Its cursors are left."""
     await tx.execute(SQL["delete_group"], group_no)
-    letters = int((await tx.execute(SQL["delete_letters"], queue_no, group_no)).rpartition(" ")[2])
-    return await delete_cursors(tx, queue_no, group_no), letters
-
-
-async def delete_cursors(tx: Tx, queue_no: int, group_no: int) -> int:
-    """Returns how many partitions there were cursors in."""
-    return int(await tx.fetchval(SQL["delete_cursors"], queue_no, group_no))
+    return int((await tx.execute(SQL["delete_letters"], queue_no, group_no)).rpartition(" ")[2])
 
 
 async def forget_cursors(tx: Tx, partition_nos: Sequence[int], group_no: int) -> int:
