@@ -462,7 +462,8 @@ class QueueMachine(RuleBasedStateMachine):
         held, into = self.held[-1 - n % min(4, len(self.held))], self.queues[queue]
         if not held.lease_id or held.group not in held.queue.groups:
             return
-        item = PushItem(queue=into.name, partition=partition, transaction_id=name and f"id {name}")
+        id_ = None if name is None else f"id {name}"
+        item = PushItem(queue=into.name, partition=partition, transaction_id=id_)
         lease = held.partition.cursor(held.group).live_lease(self.now)
         alive = any(
             (one := cursor.live_lease(self.now)) is not None and one.id == held.lease_id
@@ -480,7 +481,7 @@ class QueueMachine(RuleBasedStateMachine):
         ]
         done = self.run(self.process.transactions.run([*acks, item], [UUID(held.lease_id)], "producer", self.now))
         missing = any(held.partition.find(one.transaction_id, held.group) is None for one in held.messages)
-        first = None if name is None else into.partition(partition).find(f"id {name}")
+        first = None if id_ is None else into.partition(partition).find(id_)
         if not alive or missing or first is not None:
             assert done.error is not None
             assert done.results == []
