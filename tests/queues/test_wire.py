@@ -219,6 +219,7 @@ async def test_a_pop_says_what_it_claimed(wire):
         "leaseId": message["leaseId"],
         "consumerGroup": "__QUEUE_MODE__",
         "partitionsClaimed": 1,
+        "leaseSeconds": 300,
     }
     assert set(message) == {
         "id",

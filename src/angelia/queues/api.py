@@ -93,6 +93,7 @@ class PopAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     consumerGroup: str  # noqa: N815
     partitionsClaimed: int  # noqa: N815
     messages: list[PoppedRecord]
+    leaseSeconds: int | msgspec.UnsetType = msgspec.UNSET  # noqa: N815 - ours: so that a consumer knows when to extend
     autopilot: Autopilot | msgspec.UnsetType = msgspec.UNSET
 
 

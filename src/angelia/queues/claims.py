@@ -310,7 +310,11 @@ class MessageClaims:
         if lost:
             await self._bury(claim, lost)
         return QueueDelivery(
-            "" if claim.request.auto_ack else str(claim.lease_id), claim.request.group, messages, len(partitions)
+            "" if claim.request.auto_ack else str(claim.lease_id),
+            claim.request.group,
+            messages,
+            len(partitions),
+            None if claim.request.auto_ack else _lease_seconds(claimed, claim.now),
         )
 
     async def _opened(
@@ -348,6 +352,12 @@ def _ack(claim: _Claim, message: PoppedMessage, status: AckStatus, error: str | 
         status=status,
         error=error,
     )
+
+
+def _lease_seconds(claimed: _Claimed, now: datetime) -> int:
+    """How long the lease lasts in all its partitions."""
+    ends: list[datetime] = [row["until"] for row in claimed.found.values() if row["outcome"] == "claimed"]
+    return int((min(ends) - now).total_seconds())
 
 
 async def _claim(tx: Tx, claims: Sequence[_Claim]) -> list[_Claimed | AngeliaError]:

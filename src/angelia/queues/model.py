@@ -143,6 +143,7 @@ class QueueDelivery(msgspec.Struct):
     group: str
     messages: list[PoppedMessage]
     partitions_claimed: int
+    lease_seconds: int | None = None  # for how long, from the time of the pop
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

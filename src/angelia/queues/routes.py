@@ -249,6 +249,7 @@ def _popped(delivery: QueueDelivery, autopilot: api.Autopilot | msgspec.UnsetTyp
         group,
         delivery.partitions_claimed,
         records,
+        msgspec.UNSET if delivery.lease_seconds is None else delivery.lease_seconds,
         autopilot,
     )
 
