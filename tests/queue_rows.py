@@ -88,7 +88,7 @@ async def pushed(
         rows = await store.push(
             tx, at, [place.queue.queue_no], [place.partition_no], [place.queue.options_version], [len(bodies)],
             [ids.first], [key_id], [producer], [b"".join(bodies)], [f"t-{one}" for one in payloads],
-            list(accumulate(map(len, bodies))), [f"trace of {one}" for one in payloads],
+            list(accumulate(map(len, bodies))), [f"trace of {one}" for one in payloads], None,
         )  # fmt: skip
     assert [row["outcome"] for row in rows] == ["stored"]
     return [ids.text(number) for number in range(len(bodies))]

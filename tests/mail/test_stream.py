@@ -56,8 +56,9 @@ def got(said: Said) -> Got:
 
 
 def waited_for(office: PostOffice) -> set[str]:
-    """The topics that streams and polls wait for; the guard and the agents follow topics of their own."""
-    return {topic for topic in office.wake._topics if ":guard:" not in topic and ":agents:" not in topic}
+    """The topics that streams and polls wait for; some slices follow topics of their own."""
+    own = (":guard:", ":agents:", ":queues:")
+    return {topic for topic in office.wake._topics if not any(name in topic for name in own)}
 
 
 async def listens(office: PostOffice, who: Correspondent) -> None:
