@@ -241,6 +241,14 @@ async def _eviction(served: Served, effort: Effort) -> list[Result]:
     return [*lines, Result(what, f"{trips[0]:.2f}", f"{trips[1]:.2f}", trips[0] / trips[1], note)]
 
 
+async def _analyze(url: str) -> None:
+    """Takes statistics before each window, when the queues are empty: their worst moment, which autovacuum may choose
+    too. Otherwise it depends on autovacuum's timing with which plans a window runs."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("ANALYZE")
+    await connection.close()
+
+
 async def _nothing() -> None:
     pass
 
@@ -262,6 +270,7 @@ async def _paired(
     wholes: dict[str, list[float]] = {"with": [], "without": []}
     for number in range(effort.pairs + 1):
         for name in ("with", "without") if number % 2 else ("without", "with"):
+            await _analyze(served.runtime.database_url)
             before = served.cost()
             await push_http(queues[name], load)
             pushed = served.cost()
