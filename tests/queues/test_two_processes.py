@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from angelia.queues import store
 from angelia.queues.model import Ack, PopRequest, PushItem, QueueDelivery
 from angelia.queues.slice import QueuesSlice
 from queues.conftest import Another
@@ -267,3 +268,16 @@ async def test_a_queue_that_one_process_configures_is_so_in_the_other_at_once(
     await queues.catalog.configure(QUEUE, now, {"maxSize": 1})
     items = [PushItem(queue=QUEUE, transaction_id=f"full {n}") for n in range(2)]
     assert [one.status for one in await other.pushes.push(items, None, now)] == ["queued", "failed"]
+
+
+async def test_queues_with_more_partitions_than_one_statement_looks_at_are_read_whole(
+    queues: QueuesSlice, another: Another, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PARTITIONS", 3)
+    for number in range(7):
+        await push(queues, now, f"p{number}")
+    assert await pop(queues, now, group="late", mode="new", partitions=10) is None
+    sent = {id_ for number in range(9) for id_ in await push(queues, now, f"p{number}")}
+    other = await another()  # it knows of no message yet
+    assert set(ids(await pop(other, now, group="late", partitions=10))) == sent
+    assert len(ids(await pop(other, now, group="all", partitions=10))) == 7 + 9

@@ -211,6 +211,21 @@ async def test_a_statement_that_takes_too_long_is_ended_by_the_server(stores: An
     await ledger.close()
 
 
+async def test_a_transaction_in_which_nothing_happens_is_ended_and_frees_its_locks(two: Ledger) -> None:
+    async def hang() -> None:
+        async with two.transaction() as tx:
+            assert await tx.fetchval("SHOW idle_in_transaction_session_timeout") == "5s"
+            await tx.execute("SET LOCAL idle_in_transaction_session_timeout = '50ms'; SELECT pg_advisory_xact_lock(1)")
+            async with two.transaction() as other:
+                await other.execute("SELECT pg_advisory_xact_lock(1)")  # it waits until the hanging one has ended
+            await tx.execute("SELECT 1")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await hang()
+        await two.ping()
+
+
 async def test_plans_are_made_anew_after_a_while(two: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[LedgerConnection] = []
     again = LedgerConnection.plan_again

@@ -162,11 +162,15 @@ class MessageClaims:
                 group_no = await self._joined(ready, queue, request, now, known)
                 if group_no is None:
                     continue
-                async with self._ledger.reading() as tx:
-                    waiting = await store.waiting(tx, queue.queue_no, group_no, request.partition, now)
-                for partition_no, until in waiting:
-                    later = until if until is not None and until > now else None
-                    ready.add(partition_no, Place(queue.name, queue.options.priority), later)
+                after: str | None = ""
+                while after is not None:
+                    async with self._ledger.reading() as tx:
+                        waiting, after = await store.waiting(
+                            tx, queue.queue_no, group_no, request.partition, now, after
+                        )
+                    for partition_no, until in waiting:
+                        later = until if until is not None and until > now else None
+                        ready.add(partition_no, Place(queue.name, queue.options.priority), later)
             ready.looked(mark, started)
 
     async def _queues(self, request: PopRequest) -> list[Queue]:

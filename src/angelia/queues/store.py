@@ -15,6 +15,7 @@ from angelia.stores.partitions import Daily
 from angelia.stores.sql import statements
 
 SQL = statements(__file__)
+_PARTITIONS = 5_000  # that one statement looks at
 DAILY = Daily("queue_chunks", "stored_at")
 
 
@@ -78,7 +79,10 @@ async def make_group(tx: Tx, queue: Queue, name: str, mode: str, from_at: dateti
     await tx.execute(SQL["hold_queue"], queue.name)
     number: int | None = await tx.fetchval(SQL["make_group"], queue.queue_no, name, mode, from_at, now)
     if number is not None and mode != "all":
-        await tx.execute(SQL["begin_group"], queue.queue_no, number, from_at if mode == "time" else None, now)
+        begins = from_at if mode == "time" else None
+        after: str | None = ""
+        while after is not None:
+            after = await tx.fetchval(SQL["begin_group"], queue.queue_no, number, begins, now, after, _PARTITIONS)
     return number
 
 
@@ -127,12 +131,13 @@ async def live_leases(
 
 
 async def waiting(
-    tx: Tx, queue_no: int, group_no: int, partition: str | None, now: datetime
-) -> list[tuple[int, datetime | None]]:
-    """The partitions, or the one of that name, in which messages wait for a consumer group; and until when each is held
-    back."""
-    rows = await tx.fetch(SQL["waiting"], queue_no, group_no, now, partition)
-    return [(row["partition_no"], row["until"]) for row in rows]
+    tx: Tx, queue_no: int, group_no: int, partition: str | None, now: datetime, after: str = ""
+) -> tuple[list[tuple[int, datetime | None]], str | None]:
+    """The partitions, or the one of that name, in which messages wait for a consumer group, and until when each is held
+    back. Looks at some partitions after that name; the second value is the last of them, if there may be more."""
+    row = await tx.fetchrow(SQL["waiting"], queue_no, group_no, now, partition, after, _PARTITIONS)
+    assert row is not None, "it is an aggregate"
+    return list(zip(row["partition_nos"] or (), row["untils"] or (), strict=True)), row["last"]
 
 
 def queue_of(row: Row) -> Queue:

@@ -64,16 +64,21 @@ SELECT queue_no, $2, $3, $4, $5 FROM queues WHERE queue_no = $1
 ON CONFLICT (queue_no, name) DO NOTHING RETURNING group_no
 
 -- name: begin_group
--- Where a new consumer group begins in the partitions that exist: at the first message after a time, or behind the last.
-INSERT INTO queue_cursors (partition_no, group_no, version, position, settled, passed, attempts, read_at, consumed, changed_at)
-SELECT p.partition_no, $2, 1, coalesce(c.begins, n.end_position, p.floor), '{}', '{}', 0, c.stored_at, 0, $4
-FROM queue_partitions AS p
-CROSS JOIN LATERAL queue_newest(p.partition_no, date_bin('1 day', $4::timestamptz, 'epoch')) AS n
-LEFT JOIN LATERAL (
-  SELECT c.end_position - c.count AS begins, c.stored_at FROM queue_chunks AS c
-  WHERE c.partition_no = p.partition_no AND c.stored_at > $3::timestamptz AND c.created_at > $3 ORDER BY c.end_position LIMIT 1
-) AS c ON true
-WHERE p.queue_no = $1
+-- Where a new consumer group begins in the next $6 partitions after the name $5: at the first message after a time, or behind the last.
+-- Returns the last of them, if there may be further ones.
+WITH page AS MATERIALIZED (
+  SELECT partition_no, name, floor FROM queue_partitions WHERE queue_no = $1 AND name > $5 ORDER BY name LIMIT $6
+), begun AS (
+  INSERT INTO queue_cursors (partition_no, group_no, version, position, settled, passed, attempts, read_at, consumed, changed_at)
+  SELECT p.partition_no, $2, 1, coalesce(c.begins, n.end_position, p.floor), '{}', '{}', 0, c.stored_at, 0, $4
+  FROM page AS p
+  CROSS JOIN LATERAL queue_newest(p.partition_no, date_bin('1 day', $4::timestamptz, 'epoch')) AS n
+  LEFT JOIN LATERAL (
+    SELECT c.end_position - c.count AS begins, c.stored_at FROM queue_chunks AS c
+    WHERE c.partition_no = p.partition_no AND c.stored_at > $3::timestamptz AND c.created_at > $3 ORDER BY c.end_position LIMIT 1
+  ) AS c ON true
+)
+SELECT max(name) FROM page HAVING count(*) = $6
 
 -- name: push
 SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, follows => $13)
@@ -112,12 +117,22 @@ WHERE k.lease_id = ANY ($1::uuid[]) AND k.lease_until > $2
   )
 
 -- name: waiting
--- Partitions in which messages wait for a consumer group, and until when another consumer, or a retry, holds them back.
-SELECT p.partition_no, greatest(s.lease_until, s.retry_at) AS until
-FROM queue_partitions AS p
-CROSS JOIN LATERAL queue_newest(p.partition_no, date_bin('1 day', $3::timestamptz, 'epoch')) AS n
-LEFT JOIN LATERAL (
-  SELECT position, lease_until, retry_at FROM queue_cursors AS k
-  WHERE k.partition_no = p.partition_no AND k.group_no = $2 ORDER BY k.version DESC LIMIT 1
-) AS s ON true
-WHERE p.queue_no = $1 AND ($4::text IS NULL OR p.name = $4) AND n.end_position > greatest(s.position, p.floor)
+-- Of the next $6 partitions after the name $5, or of the one named $4, those in which messages wait for a consumer group, and until when
+-- another consumer, or a retry, holds them back; and the last that was looked at, if there may be further ones.
+WITH page AS MATERIALIZED (
+  SELECT partition_no, name, floor FROM queue_partitions
+  WHERE queue_no = $1 AND ($4::text IS NULL OR name = $4) AND name > $5 ORDER BY name LIMIT $6
+)
+SELECT l.last, w.partition_nos, w.untils
+FROM (SELECT CASE WHEN count(*) = $6 THEN max(name) END AS last FROM page) AS l
+CROSS JOIN (
+  SELECT array_agg(p.partition_no ORDER BY p.partition_no) AS partition_nos,
+    array_agg(greatest(s.lease_until, s.retry_at) ORDER BY p.partition_no) AS untils
+  FROM page AS p
+  CROSS JOIN LATERAL queue_newest(p.partition_no, date_bin('1 day', $3::timestamptz, 'epoch')) AS n
+  LEFT JOIN LATERAL (
+    SELECT position, lease_until, retry_at FROM queue_cursors AS k
+    WHERE k.partition_no = p.partition_no AND k.group_no = $2 ORDER BY k.version DESC LIMIT 1
+  ) AS s ON true
+  WHERE n.end_position > greatest(s.position, p.floor)
+) AS w

@@ -16,10 +16,13 @@ from angelia.stores.disk import Disk
 
 Row = Mapping[str, Any]
 CONNECT_SECONDS = 5.0
-# An operator's own time limit, in the URL or of the role, stays.
+# A process that hangs inside a transaction loses it, and with it the locks that others wait for. An operator's own time
+# limits, in the URL or of the role, stay.
 _EVERY_SESSION = """
 SET jit = off;
-SELECT set_config('statement_timeout', '15s', false) WHERE current_setting('statement_timeout') = '0'
+SELECT set_config(name, value, false)
+FROM (VALUES ('statement_timeout', '15s'), ('idle_in_transaction_session_timeout', '5s')) AS limits (name, value)
+WHERE current_setting(name) = '0'
 """
 # Statements of the hot path are planned once per connection, not at every execution: planning was more than half of
 # PostgreSQL's work for a message. Such a plan must be good at any size of its tables, so none is chosen that is only
@@ -45,6 +48,7 @@ GONE = (
     asyncpg.InsufficientResourcesError,  # disk full, out of memory, too many connections
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.QueryCanceledError,  # a statement that took too long
+    asyncpg.IdleInTransactionSessionTimeoutError,  # a transaction in which nothing was asked for too long
     asyncpg.InvalidCachedStatementError,  # the schema changed under a running server; a retry succeeds
 )
 # What PostgreSQL or its driver raises for a value that no column can hold: the caller sent it, the statement is right.
