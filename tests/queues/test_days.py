@@ -35,7 +35,7 @@ async def pass_days(storage: QueueStorage, until: int) -> None:
 # Days that are made.
 
 
-async def test_days_are_made_ahead_and_their_columns_are_not_compressed(storage: QueueStorage) -> None:
+async def test_days_are_made_ahead_and_their_columns_are_not_compressed_or_counted(storage: QueueStorage) -> None:
     assert await storage.days().run(NOON) is False
     assert await storage.tables() == ["1114", "1115", "1116", "1117", "1118", "1119", "1120", "1121", "1122"]
     storages = await storage.rows(
@@ -43,6 +43,11 @@ async def test_days_are_made_ahead_and_their_columns_are_not_compressed(storage:
         " AND attname IN ('body', 'transaction_ids', 'ends') ORDER BY 1"
     )
     assert storages == [("body", "e"), ("ends", "e"), ("transaction_ids", "e")]
+    uncounted = await storage.rows(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'queue_chunks_20261115'::regclass AND attstattarget = 0"
+        " ORDER BY 1"
+    )
+    assert [name for (name,) in uncounted] == ["body", "ends", "trace_ids", "transaction_ids"]
     await storage.push("q", "a", NOON, payload=b'"' + b"x" * 100_000 + b'"')
     size = "SELECT pg_column_size(body) = octet_length(body) FROM queue_chunks_20261115"
     assert await storage.value(size) is True

@@ -128,6 +128,19 @@ async def test_no_items_is_an_empty_list_and_no_list_is_refused(wire):
         assert answer.status_code == 400, answer.text
 
 
+async def test_a_push_of_too_many_items_is_refused(wire):
+    answer = await wire.push(*[item(number) for number in range(10_001)], status=400)
+    assert "10000" in answer["error"]
+    assert await wire.pop() is None
+
+
+async def test_a_payload_that_is_no_text_is_refused(wire):
+    body = b'{"items":[{"queue":"orders","payload":"\xff\xfe"}]}'
+    answer = await wire.server.post("/api/v1/push", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert await wire.pop() is None
+
+
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
 async def test_a_name_that_cannot_be_stored_is_refused(wire, name):
     for body in (item(1, queue=name), item(1, partition=name) if name else item(1, queue=name)):

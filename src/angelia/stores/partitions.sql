@@ -7,6 +7,17 @@ SELECT pg_advisory_xact_lock(hashtextextended('angelia/partitions of ' || $1::te
 SET LOCAL lock_timeout = '5s';
 LOCK TABLE {table}_default IN ACCESS EXCLUSIVE MODE;
 CREATE TABLE {name} (LIKE {table} INCLUDING ALL);
+DO $$  -- how exact statistics of a column are is not copied
+DECLARE
+  like_parent TEXT;
+BEGIN
+  SELECT string_agg(format('ALTER %I SET STATISTICS %s', attname, attstattarget), ', ') INTO like_parent
+  FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0 AND NOT attisdropped AND attstattarget >= 0;
+  IF like_parent IS NOT NULL THEN
+    EXECUTE 'ALTER TABLE {name} ' || like_parent;
+  END IF;
+END
+$$;
 WITH moved AS (
   DELETE FROM {table}_default WHERE {column} >= '{start}' AND {column} < '{end}' RETURNING *
 )

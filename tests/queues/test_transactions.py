@@ -1,0 +1,58 @@
+"""Transactions: which lease an acknowledgment is made under."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from angelia.queues.model import Ack, PushItem, QueueDelivery
+from angelia.queues.slice import QueuesSlice
+from queues.traffic import pop, push, taken
+
+QUEUE = "orders"
+
+
+def ack(delivery: QueueDelivery) -> Ack:
+    """As clients of 0.15 send it: the lease is named by the transaction only."""
+    (message,) = delivery.messages
+    return Ack(transaction_id=message.transaction_id, partition_id=message.partition.partition_id)
+
+
+async def leased(queues: QueuesSlice, now: datetime, partition: str) -> QueueDelivery:
+    await push(queues, QUEUE, now, partition, partition=partition)
+    delivery = await pop(queues, QUEUE, now, partition=partition)
+    assert delivery is not None
+    return delivery
+
+
+async def test_an_acknowledgment_that_names_no_lease_is_made_under_the_required_one(
+    queues: QueuesSlice, now: datetime
+) -> None:
+    delivery = await leased(queues, now, "one")
+    outcome = await queues.transactions.run([ack(delivery)], [UUID(delivery.lease_id)], None, now)
+    assert outcome.success, outcome.error
+    await push(queues, QUEUE, now, "next", partition="one")
+    assert await taken(queues, QUEUE, now) == ["next"], "the lease ended with its only message"
+
+
+async def test_a_required_lease_does_not_settle_messages_that_another_consumer_has_leased(
+    queues: QueuesSlice, now: datetime
+) -> None:
+    mine, others = await leased(queues, now, "one"), await leased(queues, now, "two")
+    operations = [ack(mine), ack(others), PushItem(queue="results")]
+    outcome = await queues.transactions.run(operations, [UUID(mine.lease_id)], None, now)
+    assert outcome.error == "ACK operation failed: Invalid or expired lease"
+    assert await taken(queues, "results", now) == []
+    both = [UUID(one.lease_id) for one in (mine, others)]
+    assert (await queues.transactions.run(operations, both, None, now)).success
+
+
+async def test_a_duplicate_push_refuses_its_transaction_also_within_one_request(
+    queues: QueuesSlice, now: datetime
+) -> None:
+    delivery = await leased(queues, now, "one")
+    twice = [PushItem(queue="results", transaction_id="same") for _ in range(2)]
+    outcome = await queues.transactions.run([ack(delivery), *twice], [], None, now)
+    assert outcome.error == "PUSH operation failed: duplicate transactionId same"
+    assert await taken(queues, "results", now) == []
+    assert (await queues.transactions.run([ack(delivery), twice[0]], [], None, now)).success
