@@ -182,6 +182,7 @@ ASKED: dict[str, list[object]] = {
     "merge_history": [NOON, 100],
     "forget_history": [NOON - DAY, 100],
     "forget_evictions": [NOON - DAY, 100],
+    "forget_expected": [NOON - DAY, 100],
 }
 FILL = """
 INSERT INTO queues (queue_id, name, namespace, task, created_at, options)
@@ -207,7 +208,9 @@ SELECT $1::timestamptz - n * interval '1 second', 'q' || n % 100, n, '', 'retent
 FROM generate_series(1, 20000) AS n;
 INSERT INTO queue_evictions SELECT n % 100, $1::timestamptz - n * interval '1 hour', 1, 1.0, '{}'
 FROM generate_series(1, 20000) AS n;
-INSERT INTO queue_hidden SELECT partition_no, 1, $1, 0 FROM queue_partitions
+INSERT INTO queue_hidden SELECT partition_no, 1, $1, 0 FROM queue_partitions;
+INSERT INTO queue_expected SELECT 'q' || n, 'g', $1::timestamptz - n * interval '1 minute'
+FROM generate_series(1, 20000) AS n
 """
 
 
@@ -225,3 +228,18 @@ async def test_no_statement_of_upkeep_reads_a_whole_table(
         empty = re.compile(r"Seq Scan on queue_chunks_(?!20261115)")
         whole = [line for line in plan.splitlines() if "Seq Scan" in line and not empty.search(line)]
         assert not whole, f"{name}:\n{plan}"
+
+
+@pytest.mark.parametrize("name", ["prune_ids", "leave_ids"])
+async def test_ids_are_removed_by_their_addresses_also_with_the_statistics_of_empty_tables(
+    storage: QueueStorage, connection: asyncpg.Connection, name: str
+) -> None:
+    """Joined with the rows that were chosen, a table that counts as empty was read once for each of them."""
+    await connection.execute("ANALYZE")
+    await connection.execute("INSERT INTO queue_ids SELECT 7, n, n FROM generate_series(1, 10000) AS n")
+    async with connection.transaction():
+        await upkeep_store.read_in_order(connection)
+        rows = await connection.fetch(f"EXPLAIN (COSTS OFF) {upkeep_store.SQL[name]}", *ASKED[name])
+    plan = "\n".join(row[0] for row in rows)
+    assert "Tid Scan" in plan, plan
+    assert "Bitmap" not in plan, plan

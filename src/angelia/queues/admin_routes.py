@@ -83,7 +83,7 @@ def _group_routes(listings: Listings, groups: ConsumerGroups) -> list[Route]:
     async def group(call: Call) -> Answer:
         name = call.path("group")
         found = await listings.group(name, call.now)
-        if not found and not any(one.name == name for one in await listings.groups(call.now)):
+        if not found and not await listings.group_exists(name):  # else its queues have no partitions
             raise NotFound("Consumer group not found")
         return Answer(body=found)
 
@@ -146,7 +146,9 @@ def _group_routes(listings: Listings, groups: ConsumerGroups) -> list[Route]:
     async def seek_partition(call: Call) -> Answer:
         name, queue, partition = call.path("group"), call.path("queue"), call.path("partition")
         body = call.json(api.PartitionSeekBody)
-        to = None if body.timestamp is None else parse_time(body.timestamp, "timestamp")
+        if body.to_end is False and body.timestamp is None:
+            raise InvalidArgument("toEnd is false and there is no timestamp", hint="give one, or leave toEnd out")
+        to = None if body.to_end or body.timestamp is None else parse_time(body.timestamp, "timestamp")
         moved = await groups.seek(name, queue, to, call.now, partition=partition, by=call.caller.known_as)
         return Answer(
             body=api.PartitionSeekAnswer(
@@ -222,12 +224,10 @@ def _maintenance_routes(maintenance: Maintenance, worker: int) -> list[Route]:
 
 def _pushes(state: MaintenanceState) -> api.MaintenanceAnswer:
     modes, waiting = state.modes, state.buffered.pending + state.buffered.failed
-    if modes.push_resuming:
-        message = f"pushes are taken again as soon as {waiting:,} buffered messages are stored"
-    elif modes.push_paused:
+    if modes.push_paused:
         message = f"pushes are buffered; {waiting:,} messages wait"
     elif waiting:
-        message = f"pushes are taken; {waiting:,} buffered messages could not be stored yet"
+        message = f"pushes are taken; {waiting:,} buffered messages wait, and pushes behind them too"
     else:
         message = "pushes are taken"
     return api.MaintenanceAnswer(

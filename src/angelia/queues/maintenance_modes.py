@@ -1,33 +1,35 @@
-"""Maintenance: pushes are buffered, and stored in their order before pushes are taken again; pops return nothing."""
+"""Maintenance: pushes are buffered, and stored in their order when it ends; pops return nothing.
+
+As long as a partition has buffered messages, pushes to it are buffered behind them. Others are stored."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-import msgspec
 import structlog
 
 from angelia.audit import service as audit
-from angelia.keys.master_key import CorruptRecord
 from angelia.queues import maintenance_store as store
 from angelia.queues.catalog import Catalog
-from angelia.queues.maintenance_store import BufferCounts, BufferedMessage, Modes
-from angelia.queues.model import CHUNK_BYTES, CHUNK_MESSAGES, PushItem
+from angelia.queues.maintenance_store import BufferCounts, BufferedMessage, Modes, Place
+from angelia.queues.model import CHUNK_BYTES, CHUNK_MESSAGES, ChunkIds, Partition, PushResult
 from angelia.queues.news import News
-from angelia.queues.payloads import Payloads
-from angelia.queues.pushing import Pushes, PushSlice, QueueChanged
+from angelia.queues.payloads import EncryptionUnavailable, Payloads
+from angelia.queues.pushing import PushEntry, Pushes, PushSlice, QueueChanged
 from angelia.stores.ledger import Ledger, Tx
 
 _AT_ONCE, _BYTES_AT_ONCE = 1_000, 8 << 20  # messages that one transaction stores
+_MOST_PARTITIONS = 200  # of which it stores messages: each is a lock
+_MOST_CHUNKS = 50  # of a partition in one statement: if it refuses one, all behind it are sent again
 _ANSWER_SECONDS = 5.0  # how long a request stores messages; the tick stores the rest
 _RETRY = timedelta(seconds=30)
 _ROUNDS = 10
-_PER_MESSAGE = 200  # bytes that a message takes beside its payload, at most
+_PER_MESSAGE = 100  # bytes that a message takes beside its payload
 log = structlog.get_logger(__name__)
 
 
@@ -39,42 +41,36 @@ class MaintenanceState:
     buffered: BufferCounts
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A buffered message, and what is pushed; None if its payload cannot be decrypted."""
+@dataclass(slots=True)
+class _Waiting:
+    """The first buffered messages of a partition, in order. If one is refused, it and those behind it stay there."""
 
-    message: BufferedMessage
-    item: PushItem | None
+    partition: Partition
+    messages: list[BufferedMessage] = field(default_factory=list)
+    refused: str | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
-        return self.message.queue_name, self.message.partition_name
+    def place(self) -> Place:
+        return self.partition.queue.name, self.partition.name
 
+    def refuse_from(self, at: int, error: str) -> None:
+        self.messages, self.refused = self.messages[:at], error
 
-@dataclass(slots=True)
-class _Portion:
-    """Messages of one partition and producer that make one chunk, and so are stored or refused together."""
-
-    messages: list[_Opened]
-    size: int
-    is_open: bool = True
-    transaction_ids: set[str] = field(default_factory=set)
-
-    def takes(self, one: _Opened) -> bool:
-        """Whether a message belongs to it. One that does not ends it, since a partition keeps its order."""
-        self.is_open = (
-            self.is_open
-            and one.message.producer == self.messages[0].message.producer
-            and one.message.transaction_id not in self.transaction_ids
-            and len(self.messages) < CHUNK_MESSAGES
-            and self.size + len(one.message.body) + _PER_MESSAGE <= CHUNK_BYTES
-        )
-        return self.is_open
-
-    def add(self, one: _Opened) -> None:
-        self.messages.append(one)
-        self.size += len(one.message.body) + _PER_MESSAGE
-        self.transaction_ids.add(one.message.transaction_id)
+    def settle(self, results: Mapping[int, PushResult | None]) -> list[int]:
+        """Returns the numbers of messages that leave the buffer: they were stored, or are duplicates. Those without a
+        result are to be tried again."""
+        left, done = list[BufferedMessage](), list[int]()
+        for message in self.messages:
+            result = results.get(message.message_no)
+            if result is None:
+                left.append(message)
+            elif result.status == "failed":
+                self.refused = result.error or "it cannot be stored"
+                break
+            else:
+                done.append(message.message_no)
+        self.messages = left
+        return done
 
 
 class Maintenance:
@@ -95,18 +91,17 @@ class Maintenance:
     async def pause_pushes(self, now: datetime, *, by: str = "anonymous") -> MaintenanceState:
         async with self._changing, self._ledger.transaction() as tx:
             before = await store.lock_mode(tx)
-            await store.set_push(tx, paused=True, resuming=False)
+            await store.pause_pushes(tx)
             if not before.push_paused:
                 await _record(tx, "queue_pushes_paused", by, now)
         return await self.state()
 
     async def resume_pushes(self, now: datetime, *, by: str = "anonymous") -> MaintenanceState:
-        """Stores what was buffered, then takes pushes again. If that takes long, the tick goes on with it."""
+        """Takes pushes again, and stores what was buffered. If that takes long, the tick goes on with it."""
         async with self._changing, self._ledger.transaction() as tx:
             before = await store.lock_mode(tx)
+            await store.take_pushes(tx)
             if before.push_paused:
-                await store.set_push(tx, paused=True, resuming=True)
-            if before.push_paused and not before.push_resuming:
                 await _record(tx, "queue_pushes_resumed", by, now)
         until = time.monotonic() + _ANSWER_SECONDS
         while await self.flush(now) and time.monotonic() < until:
@@ -137,110 +132,139 @@ class Maintenance:
     async def _flush(self, now: datetime) -> bool:
         async with self._ledger.reading() as tx:
             modes = await store.modes(tx)
-            found = await store.due(tx, now, _AT_ONCE, _BYTES_AT_ONCE)
-        if not modes.push_resuming and (modes.push_paused or not found):
+            places = await store.due(tx, now, _MOST_PARTITIONS)
+            found = await store.first_messages(tx, places, _AT_ONCE, _BYTES_AT_ONCE) if places else []
+            # The queue of the last messages may have been deleted with them.
+            settled = modes.push_resuming == await store.any_buffered(tx)
+        if modes.push_paused or (settled and not places):
             return False
         # All that needs another connection comes before the transaction: pushes that wait for its end hold some.
-        opened = await self._opened(found, now)
+        waiting = await self._waiting(places, found, now)
         async with self._ledger.transaction() as tx:
-            modes = await store.lock_mode(tx)
-            if modes.push_paused and not modes.push_resuming:
+            if (await store.lock_mode(tx)).push_paused:
                 return False
-            if modes.push_paused:
-                # Only this transaction sees this. If more is left, it is taken back before the commit.
-                await store.set_push(tx, paused=False, resuming=False)
-            present = await store.present(tx, [one.message_no for one in found])
-            stored = await self._store(tx, [one for one in opened if one.message.message_no in present], now)
+            stored = await self._store(tx, waiting, now)
+            await store.take_pushes(tx)
             more = await store.any_due(tx, now)
-            if modes.push_paused and more:
-                await store.set_push(tx, paused=True, resuming=True)
         if stored:
             await self._pushes.told(stored)
         return more
 
-    async def _opened(self, found: Sequence[BufferedMessage], now: datetime) -> list[_Opened]:
-        """Messages with their payloads decrypted."""
-        partitions = await self._catalog.made({(one.queue_name, one.partition_name) for one in found}, now)
-        if any(one.options.encryption_enabled for one in partitions.values()):
-            await self._payloads.ready(now)
-        opened = []
+    async def _waiting(
+        self, places: Sequence[Place], found: Sequence[BufferedMessage], now: datetime
+    ) -> list[_Waiting]:
+        """Messages by partition. Without a key, an encrypted queue takes none that was buffered before it was
+        encrypted; those that were encrypted in the buffer need no key."""
+        partitions = await self._catalog.made(places, now)
+        if len(partitions) < len(places):
+            raise QueueChanged
+        waiting = {place: _Waiting(partitions[place]) for place in places}
         for one in found:
-            partition, payload = partitions.get((one.queue_name, one.partition_name)), one.body
-            if partition is None:
-                raise QueueChanged
-            item = None
-            with suppress(CorruptRecord):
-                if one.key_id is not None:
-                    opener = await self._payloads.opener(one.key_id)
-                    payload = opener.open(partition, str(one.message_id), payload)
-                names = (one.queue_name, one.partition_name)
-                item = PushItem(*names, msgspec.Raw(payload), one.transaction_id, one.trace_id)
-            opened.append(_Opened(one, item))
-        return opened
+            waiting[one.queue_name, one.partition_name].messages.append(one)
+        plain = {
+            one.place: next(at for at, message in enumerate(one.messages) if message.key_id is None)
+            for one in waiting.values()
+            if one.partition.options.encryption_enabled and any(message.key_id is None for message in one.messages)
+        }
+        if plain:
+            try:
+                await self._payloads.ready(now)
+            except EncryptionUnavailable as error:
+                for place, at in plain.items():
+                    waiting[place].refuse_from(at, error.message)
+        return list(waiting.values())
 
-    async def _store(self, tx: Tx, waiting: Sequence[_Opened], now: datetime) -> list[PushSlice]:
-        """Stores messages. Returns what was stored. A partition of which a message cannot be stored waits from there
-        on."""
-        refused: dict[tuple[str, str], str | None] = {}
+    async def _store(self, tx: Tx, waiting: Sequence[_Waiting], now: datetime) -> list[PushSlice]:
+        """Stores messages. Returns what was stored. Pushes to partitions that have messages left stay buffered."""
+        partitions = [one.partition for one in waiting]
+        await store.lock_partitions(tx, partitions)
+        await store.lock_sizes(tx, partitions)
+        unchanged = await store.unchanged(tx, partitions)
+        for partition in partitions:
+            if partition.partition_no not in unchanged:
+                self._catalog.forget_queue(partition.queue.name)
+                raise QueueChanged
+        present = await store.present(tx, [message.message_no for one in waiting for message in one.messages])
+        for one in waiting:
+            one.messages = [message for message in one.messages if message.message_no in present]
+        # Only this transaction sees this: partitions with messages left are held back again before the commit.
+        await store.release(tx, [one.place for one in waiting])
         stored: list[PushSlice] = []
         done: list[int] = []
-        while waiting:
-            portions, waiting = _portions(waiting, refused)
-            for portion in portions:
-                stored += await self._store_portion(tx, portion.messages, now, refused, done)
+        while any(one.messages for one in waiting):
+            stored += await self._store_first(tx, waiting, now, done)
         await store.done(tx, done)
+        refused = [one for one in waiting if one.refused is not None]
         if refused:
-            log.warning("buffered messages cannot be stored", partitions=len(refused), why=next(iter(refused.values())))
-            await store.hold_back(tx, [(*place, error) for place, error in refused.items()], now + _RETRY)
+            log.warning("buffered messages cannot be stored", partitions=len(refused), why=refused[0].refused)
+        await store.hold_back(
+            tx, [(*one.place, now if one.refused is None else now + _RETRY, one.refused) for one in waiting]
+        )
         return stored
 
-    async def _store_portion(
-        self,
-        tx: Tx,
-        messages: list[_Opened],
-        now: datetime,
-        refused: dict[tuple[str, str], str | None],
-        done: list[int],
+    async def _store_first(
+        self, tx: Tx, waiting: Sequence[_Waiting], now: datetime, done: list[int]
     ) -> list[PushSlice]:
-        """Stores the messages of a portion: those that are no duplicates, and as many as the queue has room for."""
-        stored: list[PushSlice] = []
-        while messages:
-            items = [one.item for one in messages if one.item is not None]
-            slices, results = await self._pushes.prepared(items, messages[0].message.producer, now)
-            await self._pushes.stored(tx, slices, results)
-            again = []
-            for one, result in zip(messages, results, strict=True):
-                if result is None:
-                    again.append(one)
-                elif result.status == "failed":
-                    refused.setdefault(one.place, result.error)
-                else:
-                    done.append(one.message.message_no)
-            if any(result is not None and result.status == "queued" for result in results):
-                stored += slices
-            messages = again
-        return stored
+        """Tries to store the next chunks of each partition. Returns those that were stored, and notes the numbers of
+        messages that leave the buffer."""
+        slices, sent = list[PushSlice](), list[BufferedMessage]()
+        for one in waiting:
+            follows = None
+            for chunk in _chunks(one.messages):
+                follows = _slice(one.partition, chunk, len(sent), now, follows)
+                slices.append(follows)
+                sent += chunk
+        results: list[PushResult | None] = [None] * len(sent)
+        await self._pushes.stored(tx, slices, results)
+        by_number = {message.message_no: result for message, result in zip(sent, results, strict=True)}
+        for one in waiting:
+            done += one.settle(by_number)
+        queued = {number for number, result in enumerate(results) if result is not None and result.status == "queued"}
+        return [one for one in slices if one.entries[0].number in queued]
 
 
-def _portions(
-    waiting: Sequence[_Opened], refused: dict[tuple[str, str], str | None]
-) -> tuple[list[_Portion], list[_Opened]]:
-    """One portion of each partition, and the messages that come after them."""
-    portions: dict[tuple[str, str], _Portion] = {}
-    later = []
-    for one in waiting:
-        if one.item is None:
-            refused.setdefault(one.place, f"the payload cannot be decrypted by key {one.message.key_id}")
-        if one.place in refused:
-            continue
-        portion = portions.get(one.place)
-        if portion is None:
-            portion = portions[one.place] = _Portion([], 0)
-        elif not portion.takes(one):
-            later.append(one)
-            continue
-        portion.add(one)
-    return list(portions.values()), later
+def _chunks(messages: Sequence[BufferedMessage]) -> list[list[BufferedMessage]]:
+    """The first messages of a partition as chunks, each of which is stored or refused as a whole."""
+    chunks, size, ids = list[list[BufferedMessage]](), 0, set[str]()
+    for one in messages:
+        size += len(one.body) + _PER_MESSAGE
+        if not chunks or size > CHUNK_BYTES or one.transaction_id in ids or not _continues(chunks[-1], one):
+            if len(chunks) == _MOST_CHUNKS:
+                break
+            chunks.append([])
+            size, ids = len(one.body) + _PER_MESSAGE, set()
+        chunks[-1].append(one)
+        ids.add(one.transaction_id)
+    return chunks
+
+
+def _continues(chunk: Sequence[BufferedMessage], one: BufferedMessage) -> bool:
+    """Whether a message can be stored as the next one of a chunk."""
+    first = chunk[0]
+    return (
+        len(chunk) < CHUNK_MESSAGES
+        and (one.producer, one.key_id) == (first.producer, first.key_id)
+        # The ids of a chunk count on, and an encrypted payload is bound to its own.
+        and (one.key_id is None or one.message_id.int == first.message_id.int + len(chunk))
+    )
+
+
+def _slice(
+    partition: Partition, chunk: Sequence[BufferedMessage], number: int, now: datetime, follows: PushSlice | None
+) -> PushSlice:
+    """A chunk as it is pushed; its messages have numbers from `number` on."""
+    first = chunk[0]
+    return PushSlice(
+        partition,
+        first.producer,
+        now,
+        [PushEntry(at, one.transaction_id, one.trace_id, one.body) for at, one in enumerate(chunk, number)],
+        sum(len(one.body) + _PER_MESSAGE for one in chunk),
+        {one.transaction_id for one in chunk},
+        follows,
+        alone=True,
+        sealed=None if first.key_id is None else (first.key_id, ChunkIds(first.message_id)),
+    )
 
 
 async def _record(tx: Tx, event: str, by: str, now: datetime) -> None:

@@ -56,6 +56,7 @@ class PushSlice:
     transaction_ids: set[str] = field(default_factory=set)
     follows: PushSlice | None = None  # the slice before it, of the same request and partition
     alone: bool = False  # it shares its chunk with no other request
+    sealed: tuple[UUID, ChunkIds] | None = None  # payloads are encrypted already: by which key, and bound to which ids
 
 
 @dataclass(slots=True)
@@ -205,7 +206,7 @@ class Pushes:
             else:
                 again += _settle(one, outcome, results)
         if buffered:
-            await self._buffer.keep(
+            kept = await self._buffer.keep(
                 [
                     (one.partition, entry.transaction_id, entry.trace_id, entry.payload, producer)
                     for one in buffered
@@ -214,8 +215,13 @@ class Pushes:
                 now,
             )
             for one in buffered:
+                if one.partition.partition_no not in kept:
+                    self._catalog.forget_queue(one.partition.queue.name)
+                    again += one.entries
+                    continue
                 for entry in one.entries:
                     results[entry.number] = PushResult("buffered", entry.transaction_id, one.partition.queue.name)
+            again.sort(key=lambda entry: entry.number)  # also messages that came behind these
         self._count(told)
         return again
 
@@ -292,7 +298,10 @@ class Pushes:
             partition = chunk.slices[0].partition
             entries = [entry for one in chunk.slices for entry in one.entries]
             payloads, key_id = [entry.payload for entry in entries], None
-            if partition.options.encryption_enabled:
+            sealed = chunk.slices[0].sealed
+            if sealed is not None:
+                key_id = sealed[0]
+            elif partition.options.encryption_enabled:
                 key_id, payloads = self._payloads.sealed(partition, chunk.ids, payloads)
             key_ids.append(key_id)
             bodies.append(b"".join(payloads))
@@ -362,7 +371,8 @@ def _merged(slices: Iterable[PushSlice]) -> list[_Chunk]:
         if chunk is not None and chunk.takes(one):
             chunk.add(one)
             continue
-        chunk = open_[number] = _Chunk([one], ChunkIds.made(unix_ms(one.now), os.urandom(10)))
+        ids = ChunkIds.made(unix_ms(one.now), os.urandom(10)) if one.sealed is None else one.sealed[1]
+        chunk = open_[number] = _Chunk([one], ids)
         chunk.grow(one)
         chunks.append(chunk)
     return chunks

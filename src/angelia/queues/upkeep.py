@@ -77,6 +77,7 @@ class QueueUpkeep:
         while left > 0:
             async with self._ledger.transaction() as tx:
                 at = None if walk.hash is None or walk.position is None else (walk.hash, walk.position)
+                await store.read_in_order(tx)
                 looked, at = await store.prune_ids(tx, walk.partition_no, at, walk.floor, min(left, self._batch))
                 traces = await store.prune_traces(tx, walk.partition_no, walk.floor, self._batch)
                 done = at is None and traces < self._batch

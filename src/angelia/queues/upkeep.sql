@@ -13,39 +13,34 @@ DELETE FROM queue_chunks AS c USING (
 WHERE c.partition_no = d.partition_no AND c.end_position = d.end_position AND c.stored_at = d.stored_at
 
 -- name: leave_ids
-DELETE FROM queue_ids AS i USING (
-  SELECT i.* FROM unnest($1::bigint[]) AS w (partition_no)
-  CROSS JOIN LATERAL (SELECT * FROM queue_ids AS i WHERE i.partition_no = w.partition_no LIMIT $2) AS i LIMIT $2
-) AS d
-WHERE i.partition_no = d.partition_no AND i.hash = d.hash AND i.position = d.position
+DELETE FROM queue_ids WHERE ctid = ANY (ARRAY(
+  SELECT d.tuple FROM unnest($1::bigint[]) AS w (partition_no)
+  CROSS JOIN LATERAL (SELECT ctid AS tuple FROM queue_ids AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS d LIMIT $2
+))
 
 -- name: leave_cursors
-DELETE FROM queue_cursors AS k USING (
-  SELECT k.partition_no, k.group_no, k.version FROM unnest($1::bigint[]) AS w (partition_no)
-  CROSS JOIN LATERAL (SELECT * FROM queue_cursors AS k WHERE k.partition_no = w.partition_no LIMIT $2) AS k LIMIT $2
-) AS d
-WHERE k.partition_no = d.partition_no AND k.group_no = d.group_no AND k.version = d.version
+DELETE FROM queue_cursors WHERE ctid = ANY (ARRAY(
+  SELECT d.tuple FROM unnest($1::bigint[]) AS w (partition_no)
+  CROSS JOIN LATERAL (SELECT ctid AS tuple FROM queue_cursors AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS d LIMIT $2
+))
 
 -- name: leave_letters
-DELETE FROM queue_dead_letters AS l USING (
-  SELECT l.letter_no FROM unnest($1::bigint[]) AS w (partition_no)
-  CROSS JOIN LATERAL (SELECT l.letter_no FROM queue_dead_letters AS l WHERE l.partition_no = w.partition_no LIMIT $2) AS l LIMIT $2
-) AS d
-WHERE l.letter_no = d.letter_no
+DELETE FROM queue_dead_letters WHERE ctid = ANY (ARRAY(
+  SELECT d.tuple FROM unnest($1::bigint[]) AS w (partition_no)
+  CROSS JOIN LATERAL (SELECT ctid AS tuple FROM queue_dead_letters AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS d LIMIT $2
+))
 
 -- name: leave_traces
-DELETE FROM queue_traces AS t USING (
-  SELECT t.trace_no FROM unnest($1::bigint[]) AS w (partition_no)
-  CROSS JOIN LATERAL (SELECT t.trace_no FROM queue_traces AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS t LIMIT $2
-) AS d
-WHERE t.trace_no = d.trace_no
+DELETE FROM queue_traces WHERE ctid = ANY (ARRAY(
+  SELECT d.tuple FROM unnest($1::bigint[]) AS w (partition_no)
+  CROSS JOIN LATERAL (SELECT ctid AS tuple FROM queue_traces AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS d LIMIT $2
+))
 
 -- name: leave_hidden
-DELETE FROM queue_hidden AS h USING (
-  SELECT h.partition_no, h.position FROM unnest($1::bigint[]) AS w (partition_no)
-  CROSS JOIN LATERAL (SELECT * FROM queue_hidden AS h WHERE h.partition_no = w.partition_no LIMIT $2) AS h LIMIT $2
-) AS d
-WHERE h.partition_no = d.partition_no AND h.position = d.position
+DELETE FROM queue_hidden WHERE ctid = ANY (ARRAY(
+  SELECT d.tuple FROM unnest($1::bigint[]) AS w (partition_no)
+  CROSS JOIN LATERAL (SELECT ctid AS tuple FROM queue_hidden AS t WHERE t.partition_no = w.partition_no LIMIT $2) AS d LIMIT $2
+))
 
 -- name: emptied
 -- Nothing is left of these partitions. Those of which that was known for a while are forgotten.
@@ -67,20 +62,19 @@ SELECT (SELECT count(*) FROM looked) AS count, (SELECT max(partition_no) FROM lo
   ARRAY(SELECT partition_no FROM due ORDER BY partition_no) AS partition_nos, ARRAY(SELECT floor FROM due ORDER BY partition_no) AS floors
 
 -- name: prune_ids
--- Looks at the next $5 ids of a partition in the order of their hashes, and removes those of messages before a position.
+-- Looks at the next $5 ids of a partition in the order of their hashes, and removes those of messages before a position. They are removed
+-- by their addresses: with the statistics of an empty table, a join reads the whole partition for each of them.
 WITH seen AS MATERIALIZED (
-  SELECT hash, position FROM queue_ids WHERE partition_no = $1 AND (hash, position) > ($2, $3) ORDER BY hash, position LIMIT $5
+  SELECT ctid AS tuple, hash, position FROM queue_ids WHERE partition_no = $1 AND (hash, position) > ($2, $3) ORDER BY hash, position LIMIT $5
 ), gone AS (
-  DELETE FROM queue_ids AS i USING seen AS s
-  WHERE s.position < $4 AND i.partition_no = $1 AND i.hash = s.hash AND i.position = s.position
+  DELETE FROM queue_ids WHERE ctid = ANY (ARRAY(SELECT tuple FROM seen WHERE position < $4))
 )
 SELECT hash, position, (SELECT count(*) FROM seen) AS count FROM seen ORDER BY hash DESC, position DESC LIMIT 1
 
 -- name: prune_traces
-DELETE FROM queue_traces AS t USING (
-  SELECT t.trace_no FROM queue_traces AS t WHERE t.partition_no = $1 AND t.position < $2 ORDER BY t.position LIMIT $3
-) AS d
-WHERE t.trace_no = d.trace_no
+DELETE FROM queue_traces WHERE ctid = ANY (ARRAY(
+  SELECT ctid FROM queue_traces WHERE partition_no = $1 AND position < $2 ORDER BY position LIMIT $3
+))
 
 -- name: pruned
 UPDATE queue_partitions SET ids_floor = $2 WHERE partition_no = $1 AND ids_floor < $2
@@ -108,3 +102,6 @@ DELETE FROM queue_retention_history WHERE entry_no = ANY (ARRAY(
 
 -- name: forget_evictions
 DELETE FROM queue_evictions WHERE ctid = ANY (ARRAY(SELECT ctid FROM queue_evictions WHERE hour < $1 ORDER BY hour LIMIT $2))
+
+-- name: forget_expected
+DELETE FROM queue_expected WHERE ctid = ANY (ARRAY(SELECT ctid FROM queue_expected WHERE since < $1 ORDER BY since LIMIT $2))

@@ -54,6 +54,11 @@ async def outdated_ids(tx: Tx, after: int, most: int, now: datetime) -> Outdated
     return OutdatedIds(found, row["last"] if row["count"] == most * LOOKED_AT else None)
 
 
+async def read_in_order(tx: Tx) -> None:
+    """Lets `prune_ids` follow the index: with old statistics it would read and sort a whole partition for each call."""
+    await tx.execute("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+
+
 async def prune_ids(
     tx: Tx, partition_no: int, after: tuple[int, int] | None, floor: int, most: int
 ) -> tuple[int, tuple[int, int] | None]:
@@ -78,9 +83,10 @@ async def merge_history(tx: Tx, before: datetime, most: int) -> int:
 
 
 async def forget(tx: Tx, before: datetime, most: int) -> int:
-    """Deletes rows of the history of retention and counts of evictions. Returns how many of the larger of the two."""
-    history = _count(await tx.execute(SQL["forget_history"], before, most))
-    return max(history, _count(await tx.execute(SQL["forget_evictions"], before, most)))
+    """Deletes rows of the history of retention, counts of evictions, and consumer groups that waited in vain for a
+    queue. Returns how many of the largest of the three."""
+    statements = ("forget_history", "forget_evictions", "forget_expected")
+    return max([_count(await tx.execute(SQL[name], before, most)) for name in statements])
 
 
 def _count(done: str) -> int:
