@@ -12,10 +12,12 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from angelia.queues import retention_store
 from angelia.queues.days import QueueDays
 from angelia.queues.eviction import QueueEviction
 from angelia.queues.model import DEFAULT, QUEUE_MODE, Ack, AckStatus, PopRequest, PushItem
 from angelia.queues.retention import QueueRetention
+from angelia.queues.retention_store import RetentionEntry
 from angelia.queues.slice import QueuesSlice
 from angelia.queues.upkeep import QueueUpkeep
 from angelia.stores.ledger import Ledger
@@ -114,8 +116,19 @@ class QueueStorage:
 
     async def history(self) -> list[tuple[str, str, str, int]]:
         """Queue, partition, kind and count of what retention removed, oldest first."""
-        entries = await self.retention().history()
-        return [(one.queue_name, one.partition_name, one.kind, one.count) for one in reversed(entries)]
+        return [(one.queue_name, one.partition_name, one.kind, one.count) for one in reversed(await self.entries())]
+
+    async def entries(
+        self,
+        queue: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[RetentionEntry]:
+        """What retention removed, newest first."""
+        async with self.ledger.reading() as tx:
+            return await retention_store.history(tx, queue, since, until, limit, offset)
 
     async def retain(self, now: datetime, **values: Any) -> int:
         """Runs retention through all partitions; returns how many rounds that took."""

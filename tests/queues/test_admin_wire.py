@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from angelia.queues import admin_api, listings_api, messages_api, operator_api, statistics_api
+from angelia.queues import admin_api, listings_api, listings_store, messages_api, operator_api, statistics_api
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 OPERATIONS = [
@@ -139,6 +139,34 @@ async def test_a_seek_says_where_it_went_and_needs_to_know_where(admin: Admin) -
     one = await admin.ask("POST", "consumer-groups/g/queues/orders/partitions/Default/seek")
     assert (one["partitionName"], one["updated"], one["cursorMovedTo"]) == ("Default", True, 2)
     await admin.ask("POST", "consumer-groups/g/queues/nothing/seek", 404, json={"toEnd": True})
+
+
+async def test_a_seek_in_one_partition_goes_to_the_end_or_to_a_time(admin: Admin) -> None:
+    await admin.push(1, 2)
+    path = "consumer-groups/g/queues/orders/partitions/Default/seek"
+    begin = {"timestamp": "2020-01-01T00:00:00Z"}
+    for body, position in (
+        ({}, 2),
+        (begin, 0),
+        ({"toEnd": True}, 2),
+        ({"toEnd": False} | begin, 0),
+        ({"toEnd": True} | begin, 2),
+    ):
+        assert (await admin.ask("POST", path, json=body))["cursorMovedTo"] == position, body
+    await admin.ask("POST", path, json=begin)
+    refused = await admin.ask("POST", path, 400, json={"toEnd": False})
+    assert "no timestamp" in refused["error"]
+    assert len(await admin.pop(consumerGroup="g")) == 2, "nothing was moved"
+
+
+async def test_whether_a_group_exists_is_found_without_the_lags_of_all_groups(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.push(1)
+    await admin.pop(consumerGroup="g")
+    monkeypatch.delattr(listings_store, "groups")
+    assert await admin.get("consumer-groups/nobody", 404) == {"error": "Consumer group not found"}
+    assert list(await admin.get("consumer-groups/g")) == ["orders"]
 
 
 async def test_groups_have_the_fields_that_clients_know(admin: Admin) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
-from uuid import UUID
+from pathlib import Path
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
 import pytest
 
 from angelia.errors import Conflict, NotFound
+from angelia.queues import store
 from angelia.queues.dead_letters import LetterFilter, error_pattern
 from angelia.queues.slice import QueuesSlice
+from angelia.stores.ledger import Ledger
+from queue_storage import someone_waits
+from queues.conftest import queue_process
 from queues.traffic import consume, pop, push, settle, taken
 
 ALL = LetterFilter()
@@ -167,6 +173,39 @@ async def test_a_message_under_a_lease_is_not_given_up(queues: QueuesSlice, now:
     await pop(queues, "orders", now)
     with pytest.raises(Conflict, match="being processed"):
         await queues.letters.give_up(UUID(one.partition_id), one.transaction_id, now)
+
+
+async def test_a_message_that_is_popped_while_it_is_given_up_stays_with_its_consumer(
+    queues: QueuesSlice, now: datetime, ledger: Ledger, connection: asyncpg.Connection
+) -> None:
+    (one,) = await push(queues, "orders", now, 1)
+    partition_id = UUID(one.partition_id)
+    await settle(queues, await pop(queues, "orders", now, "g"), now, "retry")
+    partition = (await queues.catalog.by_id([partition_id]))[partition_id]
+    group_no = await queues.catalog.group(partition.queue, "g")
+    assert group_no is not None
+    places = [partition.partition_no], [group_no]
+    async with ledger.transaction() as tx:
+        rows = await store.pop(tx, now, [1], [1], [False], [uuid4()], ["worker"], [1], *places)
+        assert [row["outcome"] for row in rows] == ["messages", "claimed"]
+        giving_up = asyncio.create_task(queues.letters.give_up(partition_id, one.transaction_id, now))
+        await someone_waits(connection)
+    with pytest.raises(Conflict, match="being processed"):
+        await giving_up
+    assert await letters(queues) == []
+    assert await connection.fetchval("SELECT count(*) FROM audit_events") == 0
+
+
+async def test_letters_whose_key_is_refused_are_null_and_the_others_are_shown(
+    queues: QueuesSlice, now: datetime, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    await bury(queues, now, "plain")
+    await queues.catalog.configure("orders", now, {"encryptionEnabled": True})
+    await bury(queues, now + timedelta(seconds=1), "secret")
+    elsewhere = tmp_path / "another master key"
+    elsewhere.mkdir()
+    async with queue_process(database_url, redis_url, elsewhere) as stranger:
+        assert await letters(stranger.slices.queues) == [None, "plain"]
 
 
 async def test_letters_of_an_encrypted_queue_are_listed_decrypted_and_put_back_encrypted(

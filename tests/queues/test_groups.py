@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import asyncpg
 import pytest
 
-from angelia.errors import NotFound
+from angelia.errors import NotFound, Unavailable
+from angelia.queues import groups, groups_store
+from angelia.queues.dead_letters import LetterFilter
 from angelia.queues.slice import QueuesSlice
 from angelia.queues.stamps import stamp
+from angelia.stores.ledger import Tx
 from queues.conftest import Another
 from queues.traffic import consume, pop, push, settle, taken
+from statement_plans import generic_plan, unbounded
 
 
 async def hourly(queues: QueuesSlice, now: datetime, *partitions: str) -> list[datetime]:
@@ -126,6 +131,67 @@ async def test_a_deleted_group_starts_anew_and_takes_its_dead_letters_along(queu
     assert await taken(queues, "orders", now, "g") == [0, 1, 2]
 
 
+@pytest.fixture
+async def two_groups(queues: QueuesSlice, now: datetime, connection: asyncpg.Connection) -> None:
+    """The groups `g` and `h` of the queue `orders`, each with 25 dead letters."""
+    await push(queues, "orders", now, 1)
+    for group in ("g", "h"):
+        await consume(queues, "orders", now, group)
+    await connection.execute(
+        """
+        INSERT INTO queue_dead_letters (
+          queue_no, partition_no, group_no, position, message_id, transaction_id, body, error, attempts, created_at,
+          failed_at
+        )
+        SELECT p.queue_no, p.partition_no, g.group_no, n, gen_random_uuid(), n::text, '1', 'no', 0, $1, $1
+        FROM queue_partitions AS p, queue_groups AS g, generate_series(1, 25) AS n
+        """,
+        now,
+    )
+
+
+@pytest.mark.usefixtures("two_groups")
+async def test_many_dead_letters_of_a_deleted_group_are_removed_some_at_a_time(
+    queues: QueuesSlice, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_letters, counts = groups_store.delete_letters, []
+
+    async def counted(*args: Any) -> Any:
+        count, place = await delete_letters(*args)
+        counts.append(count)
+        return count, place
+
+    monkeypatch.setattr(groups, "_LETTERS_AT_ONCE", 10)
+    monkeypatch.setattr(groups_store, "delete_letters", counted)
+    assert (await queues.groups.delete("g", None, now)).dead_letters == 25
+    assert (sum(counts), max(counts) <= 10) == (25, True)
+    found, total = await queues.letters.page(LetterFilter(), 1, 0)
+    assert (total, found[0].consumer_group) == (25, "h")
+
+
+@pytest.mark.usefixtures("two_groups")
+async def test_a_group_whose_deletion_was_interrupted_can_be_deleted_again(
+    queues: QueuesSlice, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_letters, calls = groups_store.delete_letters, []
+
+    async def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise Unavailable("the server was stopped")
+        return await delete_letters(*args)
+
+    monkeypatch.setattr(groups, "_LETTERS_AT_ONCE", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(groups_store, "delete_letters", interrupted)
+        with pytest.raises(Unavailable):
+            await queues.groups.delete("g", None, now)
+    left = await queues.letters.count(LetterFilter(group="g"))
+    assert 0 < left < 25
+    assert (await queues.groups.delete("g", None, now)).dead_letters == left
+    assert {one.name for one in await queues.listings.groups(now)} == {"h"}
+
+
 async def test_a_group_is_deleted_of_one_queue_or_of_all(queues: QueuesSlice, now: datetime) -> None:
     for queue in ("a", "b", "c"):
         await push(queues, queue, now, queue)
@@ -184,6 +250,70 @@ async def test_a_cleared_partition_is_empty_for_every_group_and_keeps_its_dead_l
     assert await queues.groups.clear("orders", None, now) == 4
 
 
+async def test_a_queue_with_many_consumer_groups_is_cleared_without_many_locks(
+    queues: QueuesSlice, now: datetime, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL has room for some thousand locks of all transactions together."""
+    for number in range(30):
+        await push(queues, "orders", now, 1, partition=f"p{number}")
+    await connection.execute(
+        """
+        INSERT INTO queue_groups (queue_no, name, mode, created_at)
+        SELECT queue_no, 'group ' || n, 'all', $1 FROM queues, generate_series(1, 100) AS n
+        """,
+        now,
+    )
+    await connection.execute(
+        """
+        INSERT INTO queue_cursors (
+          partition_no, group_no, version, position, settled, passed, attempts, lease_id, lease_end, lease_until,
+          consumed, changed_at
+        )
+        SELECT p.partition_no, g.group_no, 1, 0, '{}', '{}', 0, gen_random_uuid(), 1,
+          $1::timestamptz + interval '5 minutes', 0, $1
+        FROM queue_partitions AS p, queue_groups AS g
+        """,
+        now,
+    )
+    held = []
+
+    def counted(name: str) -> None:
+        lock = getattr(groups_store, name)
+
+        async def locked(tx: Tx, *args: Any) -> None:
+            await lock(tx, *args)
+            mine = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            held.append(await tx.fetchval(mine))
+
+        monkeypatch.setattr(groups_store, name, locked)
+
+    counted("lock_cursors")
+    counted("lock_partitions")
+    assert await queues.groups.clear("orders", None, now) == 30
+    assert 0 < max(held) <= 2_000
+    assert await connection.fetchval("SELECT count(*) FROM queue_cursors WHERE lease_id IS NOT NULL") == 0
+    await push(queues, "orders", now, 2, partition="p7")
+    assert await consume(queues, "orders", now, "group 100") == [2]
+
+
+async def test_a_message_that_is_pushed_while_its_queue_is_cleared_is_delivered(
+    queues: QueuesSlice, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hourly(queues, now)
+    await pop(queues, "orders", now, "g")
+    behind_floor = groups_store.behind_floor
+
+    async def pushed_before(tx: Tx, *args: Any) -> Any:
+        monkeypatch.undo()
+        await push(queues, "orders", now, 3)
+        return await behind_floor(tx, *args)
+
+    monkeypatch.setattr(groups_store, "behind_floor", pushed_before)
+    assert await queues.groups.clear("orders", None, now) == 3
+    assert await consume(queues, "orders", now, "g") == [3]
+    assert await consume(queues, "orders", now, "h") == [3]
+
+
 async def test_a_transaction_id_is_free_again_after_its_message_was_cleared(queues: QueuesSlice, now: datetime) -> None:
     await push(queues, "orders", now, 1, ids=["a"])
     assert (await push(queues, "orders", now, 1, ids=["a"]))[0].status == "duplicate"
@@ -209,6 +339,12 @@ async def test_a_deleted_queue_is_gone_and_a_new_one_of_its_name_inherits_nothin
     (only,) = (await queues.listings.queue("orders", now)).partitions
     assert (only.name, only.stats.total, only.stats.dead_letter) == ("a", 1, 0)
     assert await connection.fetchval("SELECT count(*) FROM queue_leavings") == 2
+
+
+@pytest.mark.parametrize("name", ["delete_letters", "behind_floor", "move_to_floor"])
+async def test_what_is_done_batch_by_batch_reads_no_whole_table(connection: asyncpg.Connection, name: str) -> None:
+    plan = await generic_plan(connection, groups_store.SQL[name])
+    assert unbounded(plan) == [], plan
 
 
 async def test_what_operators_do_is_recorded(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -10,10 +13,13 @@ import msgspec
 import pytest
 
 from angelia.errors import Conflict, InvalidArgument, NotFound
+from angelia.queues import messages, messages_store
 from angelia.queues.messages import MessageFilter, ReadPlace, ShownMessage
+from angelia.queues.messages_tail import WaitingTail
 from angelia.queues.slice import QueuesSlice
-from queues.conftest import Another
+from queues.conftest import Another, queue_process
 from queues.traffic import consume, pop, push, settle, taken
+from statement_plans import generic_plan, unbounded
 
 HOUR = timedelta(hours=1)
 
@@ -119,6 +125,20 @@ async def test_payloads_of_an_encrypted_queue_are_shown_decrypted(queues: Queues
     assert data(found) == ["secret", "other"]
 
 
+async def test_payloads_whose_key_is_refused_are_null_and_the_others_are_shown(
+    queues: QueuesSlice, now: datetime, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    await push(queues, "orders", now, "plain")
+    await queues.catalog.configure("orders", now, {"encryptionEnabled": True})
+    (pushed,) = await push(queues, "orders", now, "secret", ids=["a"])
+    elsewhere = tmp_path / "another master key"
+    elsewhere.mkdir()
+    async with queue_process(database_url, redis_url, elsewhere) as stranger:
+        sees = stranger.slices.queues.messages
+        assert data((await sees.read("orders", None, ReadPlace(), 10, 0.0))[0]) == ["plain", None]
+        assert bytes((await sees.show(UUID(pushed.partition_id), "a", now)).payload) == b"null"
+
+
 async def test_a_deleted_message_is_delivered_to_nobody_and_its_id_is_free(queues: QueuesSlice, now: datetime) -> None:
     first, *_ = await push(queues, "orders", now, 1, 2, 3, ids=["a", "b", "c"])
     partition = UUID(first.partition_id)
@@ -222,6 +242,162 @@ async def test_a_reader_waits_for_the_first_message(queues: QueuesSlice, another
     _, place = await queues.messages.newest("orders", None, 0)
     await push(other, "orders", now, 1)
     assert data((await queues.messages.read("orders", None, place, 10, 30.0))[0]) == [1]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
+    """Has an entry for each time that a reader waits for news."""
+    begun: asyncio.Queue[float] = asyncio.Queue()
+    wait = WaitingTail.wait
+
+    async def noted(tail: WaitingTail, seconds: float) -> list[int]:
+        begun.put_nowait(seconds)
+        return await wait(tail, seconds)
+
+    monkeypatch.setattr(WaitingTail, "wait", noted)
+    return begun
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Has an entry for each look at all partitions of a queue."""
+    begun: list[object] = []
+    after = messages_store.after
+
+    async def noted(*args: Any) -> Any:
+        begun.append(args)
+        return await after(*args)
+
+    monkeypatch.setattr(messages_store, "after", noted)
+    return begun
+
+
+@pytest.fixture
+def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only news wakes a reader."""
+    monkeypatch.setattr(messages, "RECHECK_SECONDS", 60.0)
+
+
+async def hears(queues: QueuesSlice) -> None:
+    """Returns when a process hears the news of the others."""
+    while await queues.news.mark() is None:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_waiting_reader_is_woken_by_a_push_in_its_own_and_in_another_process(
+    queues: QueuesSlice, another: Another, now: datetime, waits: asyncio.Queue[float]
+) -> None:
+    await push(queues, "orders", now, 0, partition="a")
+    _, place = await queues.messages.newest("orders", None, 0)
+    await hears(queues)
+    async with asyncio.timeout(20):
+        for number, process in enumerate((queues, await another(), queues), 1):
+            reading = asyncio.create_task(queues.messages.read("orders", None, place, 10, 50.0))
+            await waits.get()
+            await push(process, "orders", now, number, partition=f"p{number}")
+            found, place = await reading
+            assert data(found) == [number]
+
+
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_reader_is_woken_by_a_push_between_its_look_and_its_wait(
+    queues: QueuesSlice, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.catalog.configure("orders", now, {})
+    after = messages_store.after
+
+    async def push_afterwards(*args: Any) -> Any:
+        monkeypatch.setattr(messages_store, "after", after)
+        read = await after(*args)
+        await push(queues, "orders", now, 1)
+        return read
+
+    monkeypatch.setattr(messages_store, "after", push_afterwards)
+    async with asyncio.timeout(20):
+        assert data((await queues.messages.read("orders", None, ReadPlace(), 10, 50.0))[0]) == [1]
+
+
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_reader_of_one_partition_is_not_woken_by_others(
+    queues: QueuesSlice, now: datetime, waits: asyncio.Queue[float], looks: list[object]
+) -> None:
+    await queues.catalog.configure("orders", now, {})
+    reading = asyncio.create_task(queues.messages.read("orders", "a", ReadPlace(), 10, 50.0))
+    await waits.get()
+    await push(queues, "orders", now, 1, partition="b")
+    await push(queues, "other", now, 2, partition="a")
+    await push(queues, "orders", now, 3, partition="a")
+    async with asyncio.timeout(20):
+        assert data((await reading)[0]) == [3]
+    assert len(looks) == 2
+
+
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_lease_that_ends_makes_a_reader_look_at_its_partition_only(
+    queues: QueuesSlice, now: datetime, waits: asyncio.Queue[float], looks: list[object]
+) -> None:
+    await push(queues, "orders", now, 1, 2)
+    _, place = await queues.messages.newest("orders", None, 0)
+    reading = asyncio.create_task(queues.messages.read("orders", None, place, 10, 50.0))
+    await waits.get()
+    await consume(queues, "orders", now, "g", batch=1)
+    async with asyncio.timeout(20):
+        await waits.get()
+    assert len(looks) == 1
+    reading.cancel()
+
+
+async def test_a_reader_that_waits_does_not_look_at_all_partitions_every_second(
+    queues: QueuesSlice, now: datetime, looks: list[object]
+) -> None:
+    await queues.catalog.configure("orders", now, {})
+    assert (await queues.messages.read("orders", None, ReadPlace(), 10, 2.2))[0] == []
+    assert len(looks) == 2, "at its beginning and at its end"
+
+
+async def test_a_reader_sees_what_no_news_told_of_after_a_while(
+    queues: QueuesSlice, now: datetime, waits: asyncio.Queue[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.catalog.configure("orders", now, {})
+    monkeypatch.setattr(messages, "RECHECK_SECONDS", 0.1)
+    reading = asyncio.create_task(queues.messages.read("orders", None, ReadPlace(), 10, 50.0))
+    await waits.get()
+    monkeypatch.setattr(queues.news, "_tell", lambda told: None)
+    await push(queues, "orders", now, 1)
+    async with asyncio.timeout(20):
+        assert data((await reading)[0]) == [1]
+
+
+async def test_a_queue_that_was_deleted_and_made_anew_is_read_on(
+    queues: QueuesSlice, now: datetime, waits: asyncio.Queue[float]
+) -> None:
+    await queues.catalog.configure("orders", now, {})
+    reading = asyncio.create_task(queues.messages.read("orders", None, ReadPlace(), 10, 50.0))
+    await waits.get()
+    await queues.groups.delete_queue("orders", now)
+    await push(queues, "orders", now, 1)
+    async with asyncio.timeout(20):
+        assert data((await reading)[0]) == [1]
+
+
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_reader_ends_when_the_server_stops(
+    database_url: str, redis_url: str, tmp_path: Path, now: datetime, waits: asyncio.Queue[float]
+) -> None:
+    async with queue_process(database_url, redis_url, tmp_path) as process:
+        queues = process.slices.queues
+        await queues.catalog.configure("orders", now, {})
+        reading = asyncio.create_task(queues.messages.read("orders", None, ReadPlace(), 10, 50.0))
+        await waits.get()
+        process.stores.wake.stop()
+        async with asyncio.timeout(20):
+            assert (await reading)[0] == []
+
+
+async def test_a_look_for_news_reads_no_whole_table(connection: asyncpg.Connection) -> None:
+    plan = await generic_plan(connection, messages_store.SQL["any_after"])
+    assert unbounded(plan) == [], plan
 
 
 async def test_a_page_ends_before_its_payloads_grow_too_large(queues: QueuesSlice, now: datetime) -> None:

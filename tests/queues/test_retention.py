@@ -531,13 +531,12 @@ async def test_the_history_is_listed_newest_first_by_queue_and_time(storage: Que
         for queue in ("one", "two"):
             await storage.push(queue, f"{hours}", NOON + hours * HOUR)
         await storage.retain(NOON + hours * HOUR + MINUTE)
-    retention = storage.retention()
-    times = [entry.at for entry in await retention.history("one")]
+    times = [entry.at for entry in await storage.entries("one")]
     assert times == [NOON + hours * HOUR + MINUTE for hours in (2, 1, 0)]
-    assert [entry.at for entry in await retention.history("one", limit=1, offset=1)] == times[1:2]
-    assert len(await retention.history()) == 6
-    assert [entry.at for entry in await retention.history("two", since=times[2], until=times[1])] == times[2:]
-    assert await retention.history("three") == []
+    assert [entry.at for entry in await storage.entries("one", limit=1, offset=1)] == times[1:2]
+    assert len(await storage.entries()) == 6
+    assert [entry.at for entry in await storage.entries("two", since=times[2], until=times[1])] == times[2:]
+    assert await storage.entries("three") == []
 
 
 async def test_cursors_forget_what_was_settled_before_the_floor(storage: QueueStorage) -> None:

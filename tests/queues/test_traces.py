@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -12,6 +13,7 @@ import pytest
 from angelia.errors import NotFound
 from angelia.queues.slice import QueuesSlice
 from angelia.queues.traces import NewTrace
+from queues.conftest import Another, queue_process
 from queues.traffic import push
 
 
@@ -84,6 +86,34 @@ async def test_the_traces_of_an_encrypted_queue_are_encrypted_and_shown_decrypte
     stored = await connection.fetchrow("SELECT key_id, data FROM queue_traces")
     assert stored["key_id"] is not None
     assert b"secret" not in stored["data"]
+
+
+async def test_a_queue_that_another_process_has_encrypted_meanwhile_gets_no_plain_trace(
+    queues: QueuesSlice, another: Another, now: datetime, connection: asyncpg.Connection
+) -> None:
+    other = await another()
+    partition = await pushed(queues, now, "a")
+    await queues.traces.add(trace(partition, "a", data="plain"), now)
+    await other.catalog.configure("orders", now, {"encryptionEnabled": True})
+    await queues.traces.add(trace(partition, "a", data="secret"), now)
+    stored = await connection.fetch("SELECT key_id, data FROM queue_traces ORDER BY trace_no")
+    assert [row["key_id"] is None for row in stored] == [True, False]
+    assert b"secret" not in stored[1]["data"]
+    assert [bytes(one.data) for one in await other.traces.of_message(partition, "a")] == [b'"plain"', b'"secret"']
+
+
+async def test_a_trace_whose_key_is_refused_is_null_and_the_others_are_shown(
+    queues: QueuesSlice, now: datetime, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    partition = await pushed(queues, now, "a")
+    await queues.traces.add(trace(partition, "a", "flow", data="plain"), now)
+    await queues.catalog.configure("orders", now, {"encryptionEnabled": True})
+    await queues.traces.add(trace(partition, "a", "flow", data="secret"), now)
+    elsewhere = tmp_path / "another master key"
+    elsewhere.mkdir()
+    async with queue_process(database_url, redis_url, elsewhere) as stranger:
+        found, total = await stranger.slices.queues.traces.named("flow", 10, 0)
+    assert (total, [bytes(one.data) for one in found]) == (2, [b"null", b'"plain"'])
 
 
 async def test_the_traces_of_a_deleted_queue_are_not_found(queues: QueuesSlice, now: datetime) -> None:

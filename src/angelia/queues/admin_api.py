@@ -67,9 +67,10 @@ class SeekBody(Wire, frozen=True, kw_only=True):
 
 
 class PartitionSeekBody(Wire, frozen=True, kw_only=True):
-    """Where a consumer group goes in one partition; to the end, if it does not say."""
+    """Where a consumer group goes in one partition: to the first message after a time; to the end, if it does not
+    say."""
 
-    to_end: bool = True
+    to_end: bool | None = None
     timestamp: str | None = None
 
 
@@ -167,14 +168,17 @@ class BufferAnswer(Wire, frozen=True, kw_only=True):
     worker: int
 
 
-def acting(
+def operation(
     method: str, path: str, access: Access, about: str, answer: Any, *, ids: tuple[str, ...] = (), **more: Any
 ) -> Operation[Any]:
-    """An operation of this surface. All parameters of its path are names, which may contain slashes, but for the
-    ids."""
+    """An operation on queues. All parameters of its path are names, which may contain slashes, but for the ids."""
     spanning = tuple(name for name in more.get("parameters", ()) if name not in ids)
-    path = f"/api/v1/{path}"
     return Operation(TAG, method, path, access, about, answer, spanning=spanning, open_locally=True, **more)
+
+
+def acting(method: str, path: str, access: Access, about: str, answer: Any, **more: Any) -> Operation[Any]:
+    """An operation of Queen's surface."""
+    return operation(method, f"/api/v1/{path}", access, about, answer, **more)
 
 
 def reading(path: str, about: str, answer: Any, **more: Any) -> Operation[Any]:

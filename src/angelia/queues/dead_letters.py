@@ -12,8 +12,7 @@ import msgspec
 from angelia.audit import service as audit
 from angelia.audit.model import Detail
 from angelia.errors import Conflict, NotFound, Unavailable
-from angelia.keys.master_key import CorruptRecord
-from angelia.queues import dead_letters_store, messages_store, store
+from angelia.queues import dead_letters_store, groups_store, messages_store, store
 from angelia.queues import messages_api as api
 from angelia.queues.catalog import Catalog
 from angelia.queues.dead_letters_store import LetterFilter as LetterFilter  # routes choose by it
@@ -21,7 +20,7 @@ from angelia.queues.dead_letters_store import QueueLetter
 from angelia.queues.model import QUEUE_MODE, Ack, ChunkIds, Partition
 from angelia.queues.news import News
 from angelia.queues.payloads import Payloads
-from angelia.queues.settlement import Settlement
+from angelia.queues.settlement import Part, Settlement, results_of, settle
 from angelia.queues.stamps import stamp
 from angelia.stores.ledger import Ledger, Tx
 
@@ -57,7 +56,14 @@ class QueueDeadLetters:
             letters = await dead_letters_store.page(tx, chosen, limit, offset)
             total = await dead_letters_store.count(tx, chosen)
         partitions = await self._catalog.by_no({one.partition_no for one in letters if one.key_id is not None})
-        return [_entry(one, await self._opened(one, partitions)) for one in letters], total
+        found = [
+            _entry(
+                one,
+                await self._payloads.shown(partitions.get(one.partition_no), one.key_id, one.message_id, one.body),
+            )
+            for one in letters
+        ]
+        return found, total
 
     async def count(self, chosen: LetterFilter) -> int:
         async with self._ledger.reading() as tx:
@@ -99,27 +105,36 @@ class QueueDeadLetters:
     async def give_up(self, partition_id: UUID, transaction_id: str, now: datetime, *, by: str = "anonymous") -> None:
         """Moves a message that waits to the dead letters of all consumer groups that have still to consume it; of a
         queue that no consumer has read yet, of the group without a name."""
+        partition = (await self._catalog.by_id([partition_id])).get(partition_id)
+        if partition is None:
+            raise NotFound("Message not found")
         async with self._ledger.transaction() as tx:
+            locked = await self._lock_readers(tx, partition, now)
             found = await messages_store.find(tx, partition_id, transaction_id)
             if found is None:
                 raise NotFound("Message not found")
-            readers = await messages_store.readers(tx, found, now)
-            if any(row["lease_until"] is not None for row in readers):
+            if any(row["lease_until"] is not None for row in await messages_store.readers(tx, found, now)):
                 raise Conflict("Message is being processed", hint="wait until its lease ends")
-            groups = await messages_store.open_for(tx, found) if readers else [QUEUE_MODE]
+            groups = [one for one in await messages_store.open_for(tx, found) if one[0] in locked]
             if not groups:
                 raise Conflict("Message is not pending")
-            partition = (await store.partitions_by_no(tx, [found.partition_no]))[0]
-            if not readers:
-                await store.make_group(tx, partition.queue, QUEUE_MODE, "all", None, now)
+            acks = [
+                Ack(transaction_id=transaction_id, partition_id=partition_id, group=name, status="dlq", error=_MOVED)
+                for _, name in groups
+            ]
+            parts = [
+                Part(partition, group_no, None, [number], [ack])
+                for number, ((group_no, _), ack) in enumerate(zip(groups, acks, strict=True))
+            ]
+            rows = await settle(tx, parts, now)
+            for result in results_of(acks, parts, rows):
+                if not result.success:
+                    raise Conflict(result.error or "Message is not pending")
             detail: Detail = {"transaction_id": transaction_id, "groups": len(groups)}
             event = audit.event("queue_message_given_up", now, actor=by, object=partition.queue.name, detail=detail)
             await audit.record(tx, [event])
-        acks = [
-            Ack(transaction_id=transaction_id, partition_id=partition_id, group=group, status="dlq", error=_MOVED)
-            for group in groups
-        ]
-        await self._settlement.ack(acks, now)
+        self._settlement.count(parts, rows)
+        await self._settlement.tell(parts, rows)
 
     async def prune(self, now: datetime) -> bool:
         """Forgets put-back copies that are gone. Returns whether more may be left."""
@@ -164,17 +179,15 @@ class QueueDeadLetters:
         key_id, (body,) = self._payloads.sealed(partition, ChunkIds(letter.message_id), [letter.body])
         return key_id, body
 
-    async def _opened(self, letter: QueueLetter, partitions: dict[int, Partition]) -> msgspec.Raw:
-        partition = partitions.get(letter.partition_no)
-        if letter.key_id is None:
-            return msgspec.Raw(letter.body)
-        try:
-            if partition is not None:
-                opener = await self._payloads.opener(letter.key_id)
-                return msgspec.Raw(opener.open(partition, str(letter.message_id), letter.body))
-        except CorruptRecord:
-            pass  # the key or the body is damaged; the error of the letter says so
-        return msgspec.Raw(b"null")
+    async def _lock_readers(self, tx: Tx, partition: Partition, now: datetime) -> set[int]:
+        """Keeps all consumer groups from a partition until the transaction ends, and returns their numbers. A queue
+        without any gets the one without a name."""
+        group_nos = await groups_store.group_nos(tx, partition.queue.queue_no)
+        if not group_nos:
+            await store.make_group(tx, partition.queue, QUEUE_MODE, "all", None, now)
+            group_nos = await groups_store.group_nos(tx, partition.queue.queue_no)
+        await groups_store.lock_cursors(tx, [(partition.partition_no, group_no) for group_no in group_nos])
+        return set(group_nos)
 
 
 def error_pattern(glob: str | None) -> str | None:

@@ -11,12 +11,15 @@ from angelia.audit.model import Detail
 from angelia.errors import NotFound
 from angelia.queues import groups_store, maintenance_store, store
 from angelia.queues.catalog import Catalog
-from angelia.queues.groups_store import CursorMove, GroupRow
+from angelia.queues.groups_store import Cursor, CursorMove, GroupRow, LetterPlace
 from angelia.queues.model import Queue, check_name
 from angelia.queues.news import News
 from angelia.stores.ledger import Ledger, Tx
 
-_AT_ONCE = 200  # partitions whose cursors one transaction locks: PostgreSQL has room for some thousand locks
+# What one transaction locks: PostgreSQL has room for some thousand locks of all transactions together.
+_PARTITIONS_AT_ONCE = 200
+_CURSORS_AT_ONCE = 2_000
+_LETTERS_AT_ONCE = 1_000  # dead letters that one transaction looks at; each may have megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class ConsumerGroups:
                 if partition is None:
                     begins = ("new", now) if to is None else ("time", to)
                     await groups_store.set_subscription(tx, group_no, *begins)
-            await groups_store.lock_cursors(tx, numbers, [group_no])
+            await groups_store.lock_cursors(tx, [(number, group_no) for number in numbers])
             if not moves:
                 where: Detail = {"group": group, "to": "end" if to is None else to.isoformat(), "partition": partition}
                 await _record(tx, "queue_group_moved", found, where, by, now)
@@ -94,7 +97,7 @@ class ConsumerGroups:
             queue = await self._queue(one.queue)
 
             async def move(tx: Tx, numbers: list[int], group_no: int = one.group_no) -> None:
-                await groups_store.lock_cursors(tx, numbers, [group_no])
+                await groups_store.lock_cursors(tx, [(number, group_no) for number in numbers])
                 await groups_store.move_cursors(tx, numbers, group_no, from_at, now, only_unread=True)
 
             await self._in_batches(queue, None, move)
@@ -115,15 +118,18 @@ class ConsumerGroups:
 
             async def forget(tx: Tx, numbers: list[int], group_no: int = one.group_no) -> None:
                 nonlocal partitions
-                await groups_store.lock_cursors(tx, numbers, [group_no])
+                await groups_store.lock_cursors(tx, [(number, group_no) for number in numbers])
                 partitions += await groups_store.forget_cursors(tx, numbers, group_no)
 
+            # Before the group: after a crash there is a group that can be deleted again.
+            letters = await self._delete_letters(of, one.group_no)
             async with self._ledger.transaction() as tx:
-                letters = await groups_store.delete_group(tx, of.queue_no, one.group_no)
+                await groups_store.delete_group(tx, one.group_no)
                 what: Detail = {"group": group, "dead_letters": letters}
                 await _record(tx, "queue_group_deleted", of, what, by, now)
             # From here on no pop or acknowledgment writes a cursor: each of them looks for the group under the lock.
             await self._in_batches(of, None, forget)
+            letters += await self._delete_letters(of, one.group_no)  # those of acknowledgments that came meanwhile
             deleted += DeletedGroup(partitions, letters)
             self._catalog.forget_group(of.name, group)
             await self._news.changed(of)
@@ -137,7 +143,7 @@ class ConsumerGroups:
 
             async def restart(tx: Tx, numbers: list[int], row: GroupRow = one) -> None:
                 nonlocal partitions
-                await groups_store.lock_cursors(tx, numbers, [row.group_no])
+                await groups_store.lock_cursors(tx, [(number, row.group_no) for number in numbers])
                 partitions += await groups_store.forget_cursors(tx, numbers, row.group_no)
                 if row.from_at is not None:
                     await groups_store.move_cursors(tx, numbers, row.group_no, row.from_at, now)
@@ -153,17 +159,18 @@ class ConsumerGroups:
         Returns how many."""
         found = await self._queue(queue)
         cleared = 0
+        numbers: list[int] = []
 
-        async def clear(tx: Tx, numbers: list[int]) -> None:
+        async def clear(tx: Tx, page: list[int]) -> None:
             nonlocal cleared
-            group_nos = await groups_store.group_nos(tx, found.queue_no)
-            await groups_store.lock_cursors(tx, numbers, group_nos)
-            await groups_store.lock_partitions(tx, numbers)
-            cleared += await groups_store.clear(tx, numbers)
-            for group_no in group_nos:
-                await groups_store.move_cursors(tx, numbers, group_no, None, now)
+            await groups_store.lock_partitions(tx, page)
+            cleared += await groups_store.clear(tx, page)
+            numbers.extend(page)
 
         await self._in_batches(found, partition, clear)
+        # The messages are hidden by now. What is left are leases of them, which would hold back what is pushed next.
+        for begin in range(0, len(numbers), _PARTITIONS_AT_ONCE):
+            await self._leave_hidden(numbers[begin : begin + _PARTITIONS_AT_ONCE], now)
         async with self._ledger.transaction() as tx:
             await _record(tx, "queue_cleared", found, {"partition": partition, "messages": cleared}, by, now)
         await self._news.changed(found)
@@ -193,6 +200,28 @@ class ConsumerGroups:
         async with self._ledger.reading() as tx:
             return await groups_store.groups(tx, group, queue)
 
+    async def _leave_hidden(self, partition_nos: list[int], now: datetime) -> None:
+        """Moves cursors over messages that are hidden, and ends their leases."""
+        after: Cursor = (0, 0)
+        while True:
+            async with self._ledger.transaction() as tx:
+                cursors = await groups_store.behind_floor(tx, partition_nos, after, _CURSORS_AT_ONCE)
+                await groups_store.lock_cursors(tx, cursors)
+                await groups_store.move_to_floor(tx, cursors, now)
+            if len(cursors) < _CURSORS_AT_ONCE:
+                return
+            after = cursors[-1]
+
+    async def _delete_letters(self, queue: Queue, group_no: int) -> int:
+        """Deletes the dead letters of a consumer group, some in each transaction. Returns how many."""
+        deleted = 0
+        place: LetterPlace | None = groups_store.NEWEST_LETTER
+        while place is not None:
+            async with self._ledger.transaction() as tx:
+                count, place = await groups_store.delete_letters(tx, queue.queue_no, group_no, place, _LETTERS_AT_ONCE)
+            deleted += count
+        return deleted
+
     async def _in_batches(
         self, queue: Queue, partition: str | None, work: Callable[[Tx, list[int]], Awaitable[None]]
     ) -> None:
@@ -201,13 +230,13 @@ class ConsumerGroups:
         while True:
             async with self._ledger.transaction() as tx:
                 if partition is None:
-                    page = await groups_store.partition_page(tx, queue.queue_no, after, _AT_ONCE)
+                    page = await groups_store.partition_page(tx, queue.queue_no, after, _PARTITIONS_AT_ONCE)
                 else:
                     page = await groups_store.partition_named(tx, queue.queue_no, partition)
                     if not page:
                         raise NotFound("Partition not found")
                 await work(tx, [number for number, _ in page])
-            if partition is not None or len(page) < _AT_ONCE:
+            if partition is not None or len(page) < _PARTITIONS_AT_ONCE:
                 return
             after = page[-1][1]
 

@@ -14,8 +14,9 @@ SELECT partition_no, name FROM queue_partitions WHERE queue_no = $1 AND name > $
 SELECT partition_no, name FROM queue_partitions WHERE queue_no = $1 AND name = $2
 
 -- name: lock_cursors
+-- Locks the cursors of the partitions $1, each with the consumer group of the same place in $2.
 SELECT count(pg_advisory_xact_lock(k)) FROM (
-  SELECT queue_cursor_lock(p, g) AS k FROM unnest($1::bigint[]) AS p, unnest($2::bigint[]) AS g ORDER BY k
+  SELECT queue_cursor_lock(w.p, w.g) AS k FROM unnest($1::bigint[], $2::bigint[]) AS w (p, g) ORDER BY k
 ) AS locks
 
 -- name: lock_partitions
@@ -79,7 +80,16 @@ UPDATE queue_groups SET mode = $2, from_at = $3 WHERE group_no = $1
 DELETE FROM queue_groups WHERE group_no = $1
 
 -- name: delete_letters
-DELETE FROM queue_dead_letters WHERE queue_no = $1 AND group_no = $2
+-- Looks at the next $5 dead letters of a queue, newest first, before the time $3 and the number $4, and deletes those of a consumer group.
+-- Returns how many these were, and the last that was looked at, if there may be further ones.
+WITH looked AS MATERIALIZED (
+  SELECT letter_no, failed_at, group_no FROM queue_dead_letters
+  WHERE queue_no = $1 AND (failed_at, letter_no) < ($3::timestamptz, $4::bigint) ORDER BY failed_at DESC, letter_no DESC LIMIT $5
+), deleted AS (
+  DELETE FROM queue_dead_letters AS d USING looked AS l WHERE l.group_no = $2 AND d.letter_no = l.letter_no RETURNING d.letter_no
+)
+SELECT n.deleted, e.failed_at, e.letter_no FROM (SELECT count(*) AS deleted FROM deleted) AS n
+LEFT JOIN (SELECT failed_at, letter_no FROM looked ORDER BY failed_at DESC, letter_no DESC OFFSET $5 - 1) AS e ON true
 
 -- name: forget_cursors
 WITH gone AS (DELETE FROM queue_cursors WHERE partition_no = ANY ($1::bigint[]) AND group_no = $2 RETURNING partition_no)
@@ -100,6 +110,30 @@ WITH cleared AS (
   FROM cleared AS c WHERE c.partition_no = p.partition_no
 )
 SELECT coalesce(sum(messages), 0)::bigint FROM cleared
+
+-- name: behind_floor
+-- Cursors in the partitions $1 that lie before the floor: the next $4 after the partition $2 and the consumer group $3.
+SELECT k.partition_no, k.group_no FROM queue_cursors AS k JOIN queue_partitions AS p ON p.partition_no = k.partition_no
+WHERE k.partition_no = ANY ($1::bigint[]) AND (k.partition_no, k.group_no) > ($2::bigint, $3::bigint) AND k.position < p.floor
+ORDER BY k.partition_no, k.group_no LIMIT $4
+
+-- name: move_to_floor
+-- Moves the cursors of the partitions $1, each with the consumer group of the same place in $2, to the floor, if they lie before it, and ends
+-- their leases. They are locked.
+WITH moves AS MATERIALIZED (
+  SELECT s.*, p.floor, p.floor_at
+  FROM unnest($1::bigint[], $2::bigint[]) AS w (partition_no, group_no)
+  JOIN queue_partitions AS p ON p.partition_no = w.partition_no
+  CROSS JOIN LATERAL (
+    SELECT k.* FROM queue_cursors AS k WHERE k.partition_no = w.partition_no AND k.group_no = w.group_no ORDER BY k.version DESC LIMIT 1
+  ) AS s
+  WHERE s.position < p.floor
+), moved AS (
+  INSERT INTO queue_cursors (partition_no, group_no, version, position, settled, passed, attempts, read_at, consumed, consumed_at, changed_at)
+  SELECT partition_no, group_no, version + 1, floor, settled, '{}', 0, floor_at, consumed, consumed_at, $3 FROM moves
+)
+DELETE FROM queue_cursors AS k USING moves AS m
+WHERE k.partition_no = m.partition_no AND k.group_no = m.group_no AND k.version <= m.version
 
 -- name: lock_queue
 SELECT pg_advisory_xact_lock(queue_lock($1))

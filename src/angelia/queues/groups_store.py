@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from angelia.stores.ledger import Tx
 from angelia.stores.sql import record_of, statements
 
 SQL = statements(__file__, "groups.sql")
+Cursor = tuple[int, int]  # numbers of the partition and of the consumer group
+LetterPlace = tuple[datetime, int]  # when a dead letter failed, and its number
+NEWEST_LETTER: LetterPlace = (datetime.max.replace(tzinfo=UTC), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ async def partition_named(tx: Tx, queue_no: int, name: str) -> list[tuple[int, s
     return [(row["partition_no"], row["name"]) for row in await tx.fetch(SQL["partition_named"], queue_no, name)]
 
 
-async def lock_cursors(tx: Tx, partition_nos: Sequence[int], group_nos: Sequence[int]) -> None:
+async def lock_cursors(tx: Tx, cursors: Sequence[Cursor]) -> None:
     """Keeps pops and acknowledgments from these cursors until the transaction ends."""
-    await tx.fetchval(SQL["lock_cursors"], partition_nos, group_nos)
+    await tx.fetchval(SQL["lock_cursors"], *_columns(cursors))
 
 
 async def lock_partitions(tx: Tx, partition_nos: Sequence[int]) -> None:
@@ -93,10 +96,19 @@ async def set_subscription(tx: Tx, group_no: int, mode: str, from_at: datetime |
     await tx.execute(SQL["set_subscription"], group_no, mode, from_at)
 
 
-async def delete_group(tx: Tx, queue_no: int, group_no: int) -> int:
-    """Deletes a consumer group with its dead letters, and returns how many it had. Its cursors are left."""
+async def delete_letters(
+    tx: Tx, queue_no: int, group_no: int, before: LetterPlace, most: int
+) -> tuple[int, LetterPlace | None]:
+    """Looks at so many dead letters of a queue, newest first, and deletes those of a consumer group. Returns how many
+    these were, and where to go on, if there may be more."""
+    row = await tx.fetchrow(SQL["delete_letters"], queue_no, group_no, *before, most)
+    assert row is not None, "counts without groups are one row"
+    return row["deleted"], None if row["letter_no"] is None else (row["failed_at"], row["letter_no"])
+
+
+async def delete_group(tx: Tx, group_no: int) -> None:
+    """Deletes a consumer group. Its cursors are left."""
     await tx.execute(SQL["delete_group"], group_no)
-    return int((await tx.execute(SQL["delete_letters"], queue_no, group_no)).rpartition(" ")[2])
 
 
 async def forget_cursors(tx: Tx, partition_nos: Sequence[int], group_no: int) -> int:
@@ -109,7 +121,22 @@ async def clear(tx: Tx, partition_nos: Sequence[int]) -> int:
     return int(await tx.fetchval(SQL["clear"], partition_nos))
 
 
+async def behind_floor(tx: Tx, partition_nos: Sequence[int], after: Cursor, most: int) -> list[Cursor]:
+    """Cursors in partitions that lie before the floor, the next so many after one."""
+    rows = await tx.fetch(SQL["behind_floor"], partition_nos, *after, most)
+    return [(row["partition_no"], row["group_no"]) for row in rows]
+
+
+async def move_to_floor(tx: Tx, cursors: Sequence[Cursor], now: datetime) -> None:
+    """Moves cursors, which are locked, to the floor, if they lie before it, and ends their leases."""
+    await tx.execute(SQL["move_to_floor"], *_columns(cursors), now)
+
+
 async def delete_queue(tx: Tx, queue_no: int) -> bool:
     """Deletes a queue with its partitions and consumer groups. Returns whether it was there."""
     await tx.execute(SQL["lock_queue"], queue_no)
     return await tx.execute(SQL["delete_queue"], queue_no) != "DELETE 0"
+
+
+def _columns(cursors: Sequence[Cursor]) -> tuple[list[int], list[int]]:
+    return [partition_no for partition_no, _ in cursors], [group_no for _, group_no in cursors]

@@ -191,6 +191,10 @@ class Listings:
             )
         return {queue: api.GroupPartitions(partitions=partitions) for queue, partitions in by_queue.items()}
 
+    async def group_exists(self, name: str) -> bool:
+        async with self._ledger.reading() as tx:
+            return await store.group_exists(tx, name)
+
     async def overviews(
         self,
         now: datetime,

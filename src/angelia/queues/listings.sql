@@ -121,6 +121,9 @@ CROSS JOIN LATERAL (
 WHERE ($2::text IS NULL OR q.name = $2)
 ORDER BY g.name, q.name
 
+-- name: group_exists
+SELECT EXISTS (SELECT FROM queue_groups WHERE name = $1)
+
 -- name: group_partitions
 -- How far consumer groups are in each partition: those of a name, or those that are behind by so many seconds.
 SELECT g.name AS group_name, q.name AS queue_name, p.name AS partition_name, p.partition_id, CASE WHEN s.lease_until > $1 THEN s.leased_by END AS worker,

@@ -94,6 +94,11 @@ async def group_partitions(
     return await tx.fetch(SQL["group_partitions"], now, group, queue, behind)
 
 
+async def group_exists(tx: Tx, name: str) -> bool:
+    """Whether any queue has a consumer group of that name."""
+    return bool(await tx.fetchval(SQL["group_exists"], name))
+
+
 def _one(row: Row | None) -> Row:
     assert row is not None, "sums without groups are one row"
     return row

@@ -14,23 +14,23 @@ import msgspec
 
 from angelia.audit import service as audit
 from angelia.errors import Conflict, InvalidArgument, NotFound
-from angelia.keys.master_key import CorruptRecord
 from angelia.queues import dead_letters_store, groups_store, messages_store
 from angelia.queues import messages_api as api
 from angelia.queues.catalog import Catalog
 from angelia.queues.dead_letters_store import LetterFilter, QueueLetter
 from angelia.queues.messages_store import MessageFilter as MessageFilter  # routes choose by it
 from angelia.queues.messages_store import ReadMessage
+from angelia.queues.messages_tail import WaitingTail, WaitingTails
 from angelia.queues.model import QUEUE_MODE, Partition, Queue
 from angelia.queues.news import News
 from angelia.queues.payloads import Payloads
 from angelia.queues.stamps import stamp, stamp_or_none
 from angelia.stores.ledger import Ledger, Row
-from angelia.stores.wake import about_to_wait
+from angelia.stores.wake import RECHECK_SECONDS, about_to_wait
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_BYTES = 8 << 20  # of the payloads in one answer
-_LOOK_SECONDS = 1.0
+_SPARED_SECONDS = 0.05  # between two looks for news that is about no message: on a busy queue leases end all the time
 # A push may be committed after a later one of another partition. So partitions are read again from a while before the
 # last message on; of each that has messages in this while, the place is remembered, if they are not too many.
 _LATE = timedelta(seconds=10)
@@ -48,6 +48,10 @@ class ReadPlace(msgspec.Struct, frozen=True, array_like=True):
     @property
     def since(self) -> datetime:
         return self.at - _LATE if self.late and self.at > _EPOCH + _LATE else self.at
+
+    @property
+    def positions(self) -> dict[int, int]:
+        return {number: position for number, (position, _) in self.seen.items()}
 
     def text(self) -> str:
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
@@ -88,6 +92,8 @@ class QueueMessages:
         self._catalog = catalog
         self._payloads = payloads
         self._news = news
+        self._tails = WaitingTails()
+        news.follow(self._tails)
 
     async def page(self, chosen: MessageFilter, limit: int, offset: int, now: datetime) -> api.MessageEntries:
         """Messages, newest first, with their status."""
@@ -112,11 +118,11 @@ class QueueMessages:
             raise NotFound("Message not found")
         if row is not None:
             key_id, shown = row["key_id"], _entry(row)
-            payload = await self._opened(partition, key_id, str(row["id"]), row["body"])
+            payload = await self._payloads.shown(partition, key_id, row["id"], row["body"])
         else:
             assert letter is not None, "one of them is there"
             key_id, shown = letter.key_id, _entry_of_letter(letter, partition)
-            payload = await self._opened(partition, key_id, str(letter.message_id), letter.body)
+            payload = await self._payloads.shown(partition, key_id, letter.message_id, letter.body)
         attempts = max((one["attempts"] for one in readers), default=0)
         return api.MessageDetails(
             **shown,
@@ -141,7 +147,7 @@ class QueueMessages:
         chosen = LetterFilter(partition_id=partition_id, transaction_id=transaction_id)
         async with self._ledger.transaction() as tx:
             groups = await groups_store.group_nos(tx, partition.queue.queue_no)
-            await groups_store.lock_cursors(tx, [partition.partition_no], groups)
+            await groups_store.lock_cursors(tx, [(partition.partition_no, group_no) for group_no in groups])
             found = await messages_store.find(tx, partition_id, transaction_id)
             letters = await dead_letters_store.purge(tx, chosen, 1000)
             if found is None and not letters:
@@ -165,17 +171,18 @@ class QueueMessages:
     ) -> tuple[list[ShownMessage], ReadPlace]:
         """Messages behind a place, in the order of their times, and the place behind them. Waits for one so many
         seconds. Nothing is leased, and no cursor moves."""
-        found = await self._queue(queue)
         until = time.monotonic() + wait
-        while True:
-            seen = {number: position for number, (position, _) in place.seen.items()}
-            async with self._ledger.reading() as tx:
-                read = await messages_store.after(tx, found.queue_no, partition, place.since, seen, limit, _MOST_BYTES)
-            left = until - time.monotonic()
-            if read or left <= 0 or self._news.stopping:
-                return await self._shown(read), place.after(_places(read))
-            about_to_wait()
-            await asyncio.sleep(min(left, _LOOK_SECONDS))
+        with self._tails.waiting(queue, partition) as tail:
+            while True:
+                found = await self._queue(queue)  # each time: it may be deleted and made anew meanwhile
+                async with self._ledger.reading() as tx:
+                    read = await messages_store.after(
+                        tx, found.queue_no, partition, place.since, place.positions, limit, _MOST_BYTES
+                    )
+                if read or time.monotonic() >= until or self._news.stopping:
+                    return await self._shown(read), place.after(_places(read))
+                about_to_wait()
+                await self._until_news(tail, place, min(until, time.monotonic() + RECHECK_SECONDS))
 
     async def newest(self, queue: str, partition: str | None, count: int) -> tuple[list[ShownMessage], ReadPlace]:
         """The newest messages, in the order of their times, and the place behind them."""
@@ -188,6 +195,17 @@ class QueueMessages:
         place = ReadPlace(at).after({number: (end, time_) for number, end, time_ in ends})
         return await self._shown(read[-count:] if count else []), place
 
+    async def _until_news(self, tail: WaitingTail, place: ReadPlace, until: float) -> None:
+        """Waits until a partition has messages behind a place, the server stops, or the time has come. News also tells
+        of leases that ended, so only the partitions that it names are looked at."""
+        while (left := until - time.monotonic()) > 0 and not self._news.stopping:
+            told = await tail.wait(left)
+            if told:
+                async with self._ledger.lookups() as tx:
+                    if await messages_store.any_after(tx, told, place.since, place.positions):
+                        return
+                await asyncio.sleep(_SPARED_SECONDS)
+
     async def _queue(self, name: str) -> Queue:
         found = await self._catalog.queue(name)
         if found is None:
@@ -197,19 +215,10 @@ class QueueMessages:
     async def _shown(self, read: Sequence[ReadMessage]) -> list[ShownMessage]:
         partitions = await self._catalog.by_no({one.partition_no for one in read})
         return [
-            ShownMessage(one, partition, await self._opened(partition, one.key_id, str(one.id), one.body))
+            ShownMessage(one, partition, await self._payloads.shown(partition, one.key_id, one.id, one.body))
             for one in read
             if (partition := partitions.get(one.partition_no)) is not None
         ]
-
-    async def _opened(self, partition: Partition, key_id: UUID | None, id: str, body: bytes) -> msgspec.Raw:
-        """A payload; null if it cannot be decrypted."""
-        if key_id is None:
-            return msgspec.Raw(body)
-        try:
-            return msgspec.Raw((await self._payloads.opener(key_id)).open(partition, id, body))
-        except CorruptRecord:
-            return msgspec.Raw(b"null")
 
 
 def _entry(row: Row) -> dict[str, Any]:

@@ -105,7 +105,7 @@ WHERE p.partition_no = $2 ORDER BY g.name
 
 -- name: open_for
 -- The consumer groups that have still to consume a message.
-SELECT g.name FROM queue_partitions AS p JOIN queue_groups AS g ON g.queue_no = p.queue_no
+SELECT g.group_no, g.name FROM queue_partitions AS p JOIN queue_groups AS g ON g.queue_no = p.queue_no
 LEFT JOIN LATERAL ({cursor}) AS s ON true
 WHERE p.partition_no = $1 AND coalesce(s.position, 0) <= $2 AND NOT coalesce(s.settled, '{}') @> $2::bigint
   AND NOT EXISTS (SELECT FROM queue_put_back AS b WHERE b.partition_no = p.partition_no AND b.position = $2 AND b.group_no <> g.group_no)
@@ -150,6 +150,17 @@ chosen AS (
 )
 {bodies}
 WHERE w.before < $7 ORDER BY w.created_at, w.partition_no, w.position
+
+-- name: any_after
+-- Whether the partitions $1 have chunks behind the positions $2, and from the time $3 on.
+SELECT EXISTS (
+  SELECT FROM unnest($1::bigint[], $2::bigint[]) AS w (partition_no, position)
+  CROSS JOIN LATERAL (SELECT p.floor FROM queue_partitions AS p WHERE p.partition_no = w.partition_no LIMIT 1) AS p
+  CROSS JOIN LATERAL (
+    SELECT FROM queue_chunks AS c
+    WHERE c.partition_no = w.partition_no AND c.end_position > greatest(p.floor, w.position) AND c.stored_at >= $3 AND c.created_at >= $3 LIMIT 1
+  ) AS c
+)
 
 -- name: one_snapshot
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY

@@ -78,9 +78,10 @@ async def readers(tx: Tx, found: Found, now: datetime) -> Sequence[Row]:
     return await tx.fetch(SQL["readers"], now, found.partition_no, found.position)
 
 
-async def open_for(tx: Tx, found: Found) -> list[str]:
-    """The consumer groups that have still to consume a message."""
-    return [row["name"] for row in await tx.fetch(SQL["open_for"], found.partition_no, found.position)]
+async def open_for(tx: Tx, found: Found) -> list[tuple[int, str]]:
+    """Numbers and names of the consumer groups that have still to consume a message."""
+    rows = await tx.fetch(SQL["open_for"], found.partition_no, found.position)
+    return [(row["group_no"], row["name"]) for row in rows]
 
 
 async def remove(tx: Tx, found: Found, transaction_id: str) -> None:
@@ -94,6 +95,12 @@ async def after(
     numbers = list(seen), list(seen.values())
     rows = await tx.fetch(SQL["after"], queue_no, partition, since, *numbers, limit, most_bytes)
     return [record_of(ReadMessage, row) for row in rows]
+
+
+async def any_after(tx: Tx, partition_nos: Sequence[int], since: datetime, seen: dict[int, int]) -> bool:
+    """Whether these partitions may have messages that `after` would return."""
+    positions = [seen.get(number, 0) for number in partition_nos]
+    return bool(await tx.fetchval(SQL["any_after"], partition_nos, positions, since))
 
 
 async def one_snapshot(tx: Tx) -> None:

@@ -8,10 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.api import Access, Moment, Operation, PageQuery, PageSize
-
-TAG = "queues"
-_QUEUE = {"queue": "The queue's name"}
+from angelia.api import Access, Moment, PageQuery, PageSize
+from angelia.queues.admin_api import QUEUE_NAME, operation
 
 
 class QueueListQuery(PageQuery, frozen=True, kw_only=True):
@@ -119,39 +117,34 @@ class LettersDone(msgspec.Struct, frozen=True, kw_only=True):
     left: int
 
 
-def _operation(method: str, path: str, access: Access, about: str, answer: type[Any], **more: Any) -> Operation[Any]:
-    spanning = tuple(more.get("parameters", ()))
-    return Operation(TAG, method, path, access, about, answer, spanning=spanning, open_locally=True, **more)
-
-
-LIST = _operation("GET", "/v1/queues", Access.READ, "Queues and their states", QueueList, query=QueueListQuery)
-SHOW = _operation("GET", "/v1/queues/{queue}", Access.READ, "A queue and its state", QueueRecord, parameters=_QUEUE)
-READ = _operation(
+LIST = operation("GET", "/v1/queues", Access.READ, "Queues and their states", QueueList, query=QueueListQuery)
+SHOW = operation("GET", "/v1/queues/{queue}", Access.READ, "A queue and its state", QueueRecord, parameters=QUEUE_NAME)
+READ = operation(
     "GET",
     "/v1/queues/{queue}/messages",
     Access.READ,
     "Messages of a queue, read without a cursor or lease",
     QueueMessageList,
-    parameters=_QUEUE,
+    parameters=QUEUE_NAME,
     query=ReadQuery,
     waits=True,
 )
-REQUEUE = _operation(
+REQUEUE = operation(
     "POST",
     "/v1/queues/{queue}/dead-letters/requeue",
     Access.WRITE,
     "Put dead letters back for their consumer groups",
     LettersDone,
-    parameters=_QUEUE,
+    parameters=QUEUE_NAME,
     body=LetterChoice,
     repeatable=False,
 )
-PURGE = _operation(
+PURGE = operation(
     "POST",
     "/v1/queues/{queue}/dead-letters/purge",
     Access.ADMIN,
     "Delete dead letters for good",
     LettersDone,
-    parameters=_QUEUE,
+    parameters=QUEUE_NAME,
     body=LetterChoice,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from datetime import datetime
+from typing import Protocol
 
 import msgspec
 
@@ -12,6 +14,12 @@ from angelia.queues import operator_api as api
 from angelia.queues.dead_letters import LetterFilter, QueueDeadLetters, error_pattern
 from angelia.queues.listings import Listings, QueueOverview
 from angelia.queues.messages import QueueMessages, ReadPlace
+
+
+class LetterAct(Protocol):
+    """What is done with chosen dead letters. Returns how many they were."""
+
+    async def __call__(self, chosen: LetterFilter, now: datetime, *, by: str) -> int: ...
 
 
 def routes(listings: Listings, messages: QueueMessages, letters: QueueDeadLetters) -> list[Route]:
@@ -73,24 +81,16 @@ def routes(listings: Listings, messages: QueueMessages, letters: QueueDeadLetter
         return Answer(body=api.QueueMessageList(messages=records, next=place.text()))
 
     async def requeue(call: Call) -> Answer:
-        choice, chosen = await letters_of(call)
-        count = await letters.count(chosen) if choice.dry_run else None
-        if count is None:
-            count = await letters.requeue(chosen, call.now, by=call.caller.known_as)
-        return Answer(body=api.LettersDone(count=count, left=await letters.count(LetterFilter(queue=chosen.queue))))
+        return await done_with_letters(call, letters.requeue)
 
     async def purge(call: Call) -> Answer:
-        choice, chosen = await letters_of(call)
-        count = await letters.count(chosen) if choice.dry_run else None
-        if count is None:
-            count = await letters.purge(chosen, call.now, by=call.caller.known_as)
-        return Answer(body=api.LettersDone(count=count, left=await letters.count(LetterFilter(queue=chosen.queue))))
+        return await done_with_letters(call, letters.purge)
 
-    async def letters_of(call: Call) -> tuple[api.LetterChoice, LetterFilter]:
-        queue = await listings.existing(call.path("queue"))
+    async def done_with_letters(call: Call, act: LetterAct) -> Answer:
+        name = (await listings.existing(call.path("queue"))).name
         choice = call.json(api.LetterChoice) if call.body else api.LetterChoice()
-        return choice, LetterFilter(
-            queue=queue.name,
+        chosen = LetterFilter(
+            queue=name,
             partition=choice.partition,
             group=choice.consumer_group,
             since=choice.since,
@@ -98,6 +98,11 @@ def routes(listings: Listings, messages: QueueMessages, letters: QueueDeadLetter
             error=error_pattern(choice.error),
             transaction_id=choice.transaction_id,
         )
+        if choice.dry_run:
+            count = await letters.count(chosen)
+        else:
+            count = await act(chosen, call.now, by=call.caller.known_as)
+        return Answer(body=api.LettersDone(count=count, left=await letters.count(LetterFilter(queue=name))))
 
     return [
         Route(api.LIST, list_queues),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from angelia import metrics
 from angelia.errors import AngeliaError
 from angelia.keys.data_key_rotation import CountedKey
@@ -20,6 +22,7 @@ from angelia.stores.ledger import Ledger
 _ID_LABEL = b"angelia/v1/queue-key-id\0"
 _ID_BYTES = 16
 _ID_LENGTH = _ID_BYTES.to_bytes(2, "big")
+_NULL = msgspec.Raw(b"null")
 
 
 class EncryptionUnavailable(AngeliaError, code="encryption_unavailable"):
@@ -91,6 +94,20 @@ class Payloads:
         if found is None:
             found = self._openers[key_id] = Opener(await self._key(key_id))
         return found
+
+    async def shown(
+        self, partition: Partition | None, key_id: UUID | None, message_id: UUID, body: bytes
+    ) -> msgspec.Raw:
+        """A payload as operators see it: null if it cannot be decrypted, so that one such payload does not hide the
+        rest of a list. Without a key id it is plain."""
+        if key_id is None:
+            return msgspec.Raw(body)
+        if partition is None:  # what the payload is bound to was deleted
+            return _NULL
+        try:
+            return msgspec.Raw((await self.opener(key_id)).open(partition, str(message_id), body))
+        except (CorruptRecord, KeyRefused):
+            return _NULL
 
     async def _key(self, key_id: UUID) -> DataKey:
         if self._own is not None and self._own.key_id == key_id:

@@ -15,7 +15,7 @@ import structlog
 from angelia import metrics
 from angelia.queues import retention_store as store
 from angelia.queues import walks_store
-from angelia.queues.retention_store import Removal, RetentionEntry
+from angelia.queues.retention_store import Removal
 from angelia.queues.walks_store import Walk
 from angelia.stores.ledger import Ledger
 
@@ -59,18 +59,6 @@ class QueueRetention:
             done = some[-1]
         await self._reached(page.last or 0)
         return overdue or page.last is not None
-
-    async def history(
-        self,
-        queue: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[RetentionEntry]:
-        """What was removed, newest first; of one queue, or of all."""
-        async with self._ledger.reading() as tx:
-            return await store.history(tx, queue, since, until, limit, offset)
 
     async def _apply(self, partition_nos: Sequence[int], now: datetime) -> bool:
         """Applies all rules to some partitions. Returns whether that is all; otherwise they have more than fits."""

@@ -9,8 +9,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from angelia.errors import NotFound
-from angelia.keys.master_key import CorruptRecord
-from angelia.queues import messages_store, traces_store
+from angelia.queues import messages_store, store, traces_store
 from angelia.queues.catalog import Catalog
 from angelia.queues.model import ChunkIds, Partition
 from angelia.queues.payloads import Payloads
@@ -49,32 +48,39 @@ class Traces:
 
     async def add(self, new: NewTrace, now: datetime) -> UUID:
         """Notes a trace; of an encrypted queue its data is encrypted. Returns its id."""
-        partition = (await self._catalog.by_id([new.partition_id])).get(new.partition_id)
-        if partition is None:
+        known = (await self._catalog.by_id([new.partition_id])).get(new.partition_id)
+        if known is None:
             raise NotFound("Message not found")
-        trace_id, key_id, data = uuid4(), None, bytes(new.data)
-        if partition.options.encryption_enabled:
-            await self._payloads.ready(now)
-            key_id, (data,) = self._payloads.sealed(partition, ChunkIds(trace_id), [data])
-        async with self._ledger.transaction() as tx:
-            found = await messages_store.find(tx, new.partition_id, new.transaction_id)
-            if found is None:
-                raise NotFound("Message not found")
-            row = TraceRow(
-                trace_id=trace_id,
-                partition_no=found.partition_no,
-                position=found.position,
-                transaction_id=new.transaction_id,
-                group_name=new.group,
-                worker=new.worker,
-                event_type=new.event_type,
-                names=list(dict.fromkeys(new.names)),
-                key_id=key_id,
-                data=data,
-                created_at=now,
-            )
-            await traces_store.add(tx, found.queue_no, row)
-        return trace_id
+        trace_id, encrypts = uuid4(), known.options.encryption_enabled
+        while True:
+            if encrypts:
+                await self._payloads.ready(now)
+            async with self._ledger.transaction() as tx:
+                found = await messages_store.find(tx, new.partition_id, new.transaction_id)
+                present = await store.partitions_by_id(tx, [new.partition_id])
+                if found is None or not present:
+                    raise NotFound("Message not found")
+                # What this process remembers may be outdated. If another one has encrypted the queue, a key is needed
+                # first; to wait for it here would take a second connection while this one is held.
+                if present[0].options.encryption_enabled and not encrypts:
+                    encrypts = True
+                    continue
+                key_id, data = self._sealed(present[0], trace_id, bytes(new.data))
+                row = TraceRow(
+                    trace_id=trace_id,
+                    partition_no=found.partition_no,
+                    position=found.position,
+                    transaction_id=new.transaction_id,
+                    group_name=new.group,
+                    worker=new.worker,
+                    event_type=new.event_type,
+                    names=list(dict.fromkeys(new.names)),
+                    key_id=key_id,
+                    data=data,
+                    created_at=now,
+                )
+                await traces_store.add(tx, found.queue_no, row)
+            return trace_id
 
     async def of_message(self, partition_id: UUID, transaction_id: str) -> list[ShownTrace]:
         """What was noted about a message, in order."""
@@ -100,21 +106,21 @@ class Traces:
             ShownTrace(
                 row,
                 partition,
-                await self._opened(partition, row.key_id, row.trace_id, row.data),
-                await self._opened(partition, row.message_key_id, row.message_id, row.message_body),
+                await self._payloads.shown(partition, row.key_id, row.trace_id, row.data),
+                await self._message(partition, row),
             )
             for row in rows
             if (partition := partitions.get(row.partition_no)) is not None
         ]
 
-    async def _opened(
-        self, partition: Partition, key_id: UUID | None, id: UUID | None, body: bytes | None
-    ) -> msgspec.Raw:
-        if body is None:
+    async def _message(self, partition: Partition, row: TraceRow) -> msgspec.Raw:
+        if row.message_id is None or row.message_body is None:
             return msgspec.Raw(b"null")
-        if key_id is None:
-            return msgspec.Raw(body)
-        try:
-            return msgspec.Raw((await self._payloads.opener(key_id)).open(partition, str(id), body))
-        except CorruptRecord:
-            return msgspec.Raw(b"null")
+        return await self._payloads.shown(partition, row.message_key_id, row.message_id, row.message_body)
+
+    def _sealed(self, partition: Partition, trace_id: UUID, data: bytes) -> tuple[UUID | None, bytes]:
+        """The key id and the data as they are stored."""
+        if not partition.options.encryption_enabled:
+            return None, data
+        key_id, (sealed,) = self._payloads.sealed(partition, ChunkIds(trace_id), [data])
+        return key_id, sealed
