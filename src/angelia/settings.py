@@ -63,6 +63,7 @@ _RULES: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         re.compile(r"[0-9a-fA-F]{64}").fullmatch,
         "must have exactly 64 hex characters, such as `openssl rand -hex 32` prints",
     ),
+    ("queue_subscription_mode", ("all", "new").__contains__, "is one of all, new"),
     ("retention_interval", lambda number: number >= 100, "must be at least 100, in milliseconds"),
     ("retention_batch", range(1, 100_001).__contains__, "must be between 1 and 100000"),
     (
@@ -126,6 +127,9 @@ class Settings:
     master_key_file: Path | None = setting(None, "the master key's file, if not master.key in the data directory")
     queue_encryption_key: str | None = setting(
         None, "the key of encrypted queues, 64 hex characters, instead of a data key under the master key", secret=True
+    )
+    queue_subscription_mode: str = setting(
+        "all", "where consumer groups of queues begin that do not say it: all messages, or new ones"
     )
     database_pool: int = setting(10, "ledger connections per process")
     redis_pool: int = setting(10, "hot-tier connections per process")

@@ -15,9 +15,6 @@ from angelia.stores.ledger import GONE, Ledger, StatementError
 log = structlog.get_logger(__name__)
 
 
-_LOCK = "SELECT pg_try_advisory_xact_lock($1) FROM set_config('idle_in_transaction_session_timeout', '0', true)"
-
-
 class Ticker:
     """The ticks of one process. They run until its `async with` block ends, and take turns in the order in which they
     are due: one that always has more to do goes to the end of the line after each round, and holds up no other."""
@@ -60,9 +57,8 @@ class Ticker:
     async def _once(self, tick: Tick) -> bool:
         if tick.everywhere:
             return bool(await tick.run(clock()))
-        # This transaction only holds the lock, for as long as the tick takes. It takes no xid, so it does not hold the
-        # audit's sealer back.
-        async with self._turns, self._ledger.transaction() as tx:
-            if not await tx.fetchval(_LOCK, tick.lock):
+        # This transaction only holds the lock. It takes no xid, so it does not hold the audit's sealer back.
+        async with self._turns, self._ledger.lasting_transaction() as tx:
+            if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", tick.lock):
                 return False
             return bool(await tick.run(clock()))

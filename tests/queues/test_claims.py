@@ -10,6 +10,8 @@ import asyncpg
 import pytest
 
 from angelia.errors import Unavailable
+from angelia.keys.master_key import KeyRefused
+from angelia.queues.dead_letters_store import LetterFilter
 from angelia.queues.model import PopRequest
 from angelia.queues.slice import QueuesSlice
 from queues.conftest import Another
@@ -35,6 +37,27 @@ async def test_a_lease_is_given_back_if_its_messages_cannot_be_delivered(
     assert await taken(queues, QUEUE, now) == ["secret"]
 
 
+async def test_a_key_that_is_refused_for_a_while_gives_up_no_message(
+    queues: QueuesSlice, another: Another, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.catalog.configure(QUEUE, now, {"encryptionEnabled": True})
+    await push(queues, QUEUE, now, 1, 2)
+    other = await another()
+
+    async def refused(key_id: UUID) -> object:
+        raise KeyRefused("the master key is another one")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(other.payloads, "opener", refused)
+        with pytest.raises(KeyRefused):
+            await pop(other, QUEUE, now)
+        # Without a lease they count as delivered: they are kept as dead letters, and can be put back.
+        assert await taken(other, QUEUE, now, "g", auto_ack=True) == []
+    assert await taken(other, QUEUE, now) == [1, 2]
+    assert await queues.letters.requeue(LetterFilter(group="g"), now) == 2
+    assert await taken(other, QUEUE, now, "g") == [1, 2]
+
+
 async def test_a_pop_that_waits_ends_when_pops_are_paused(
     queues: QueuesSlice, now: datetime, waits: asyncio.Queue[float]
 ) -> None:
@@ -50,11 +73,21 @@ async def test_a_pop_that_waits_ends_when_pops_are_paused(
 
 
 async def test_all_messages_are_new_to_a_group_that_popped_before_the_queue_was_there(
-    queues: QueuesSlice, now: datetime
+    queues: QueuesSlice, another: Another, now: datetime
 ) -> None:
     assert await pop(queues, QUEUE, now, "g", mode="new") is None
     await push(queues, QUEUE, now + timedelta(seconds=1), "first")
-    assert await taken(queues, QUEUE, now + timedelta(seconds=2), "g", mode="new") == ["first"]
+    later = now + timedelta(seconds=2)
+    assert await taken(await another(), QUEUE, later, "g", mode="new") == ["first"], "in another process"
+    assert await taken(queues, QUEUE, later, "h", mode="new") == [], "another group begins now"
+
+
+async def test_groups_that_waited_in_vain_for_a_queue_are_forgotten(queues: QueuesSlice, now: datetime) -> None:
+    assert await pop(queues, QUEUE, now, "g", mode="new") is None
+    later = now + timedelta(days=91)
+    await queues.upkeep.prune_history(later)
+    await push(queues, QUEUE, later, "first")
+    assert await taken(queues, QUEUE, later, "g", mode="new") == []
 
 
 async def test_an_id_that_was_put_back_means_the_message_that_is_leased(queues: QueuesSlice, now: datetime) -> None:

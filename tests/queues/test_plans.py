@@ -10,8 +10,8 @@ import asyncpg
 import msgspec
 import pytest
 
+from angelia.queues.days_store import DAILY
 from angelia.queues.model import Ack, PopRequest, PushItem
-from angelia.queues.store import DAILY
 from angelia.stores.ledger import Ledger
 from angelia.stores.partitions import make_ahead
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -99,3 +100,11 @@ async def test_a_repeated_push_tells_consumers_again(queues: QueuesSlice, now: d
 
 async def lost(partitions: object) -> None:
     """News that no process hears."""
+
+
+async def test_messages_that_were_deleted_make_room_in_a_full_queue(queues: QueuesSlice, now: datetime) -> None:
+    await queues.catalog.configure(QUEUE, now, {"maxSize": 2})
+    results = await push(queues, QUEUE, now, 1, 2, 3, ids=["1", "2", "3"])
+    assert [one.status for one in results] == ["queued", "queued", "failed"]
+    await queues.messages.delete(UUID(results[0].partition_id), "1", now)
+    assert [one.status for one in await push(queues, QUEUE, now, 3, 4)] == ["queued", "failed"]

@@ -361,6 +361,24 @@ async def test_a_group_may_begin_at_a_time(wire):
     assert ids(await wire.pop(consumerGroup="i", subscriptionMode="from_beginning", batch=5)) == ["old", "mid"]
 
 
+async def test_a_setting_says_where_groups_begin_that_do_not(start):
+    wire = Wire(await start(queue_subscription_mode="new"))
+    await wire.push(item(1, "a"))
+    assert await wire.pop(consumerGroup="g") is None
+    assert ids(await wire.pop(consumerGroup="h", subscriptionMode="all")) == ["a"]
+    assert ids(await wire.pop()) == ["a"], "queue mode"
+    await wire.push(item(2, "b"))
+    assert ids(await wire.pop(consumerGroup="g")) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["conflation", "frames"])
+async def test_what_is_not_served_is_refused(wire, name):
+    await wire.push(item(1, "a"))
+    answer = await wire.server.get(f"/api/v1/pop/queue/{QUEUE}", params={name: "true"})
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]
+
+
 async def test_queue_mode_always_starts_at_the_oldest(wire):
     await wire.push(item(1, "old"))
     assert ids(await wire.pop(subscriptionMode="new")) == ["old"]
@@ -644,8 +662,16 @@ async def test_a_refused_transaction_leaves_nothing_behind(wire, fault):
     assert (await wire.ack(message))["success"]
 
 
-async def test_a_transaction_without_operations_or_with_unknown_ones_is_400(wire):
-    for body in ({}, {"operations": []}, {"operations": [{"type": "dance"}]}, {"operations": [], "kv": [1]}):
+async def test_a_transaction_with_an_unknown_operation_is_refused(wire):
+    push = {"type": "push", "items": [item(1)]}
+    answer = await wire.transaction(push, {"type": "dance", "with": [1]})
+    assert (answer["success"], answer["results"], answer["error"]) == (False, [], "Unknown operation type: dance")
+    assert UUID(answer["transactionId"])
+    assert await wire.pop() is None
+
+
+async def test_a_transaction_without_operations_or_with_parts_that_are_not_served_is_400(wire):
+    for body in ({}, {"operations": []}, {"operations": [{"items": []}]}, {"operations": [], "kv": [1]}):
         answer = await wire.server.post("/api/v1/transaction", json=body)
         assert answer.status_code == 400, answer.text
     push = {"type": "push", "items": [item(1)]}
@@ -717,6 +743,10 @@ async def test_a_partition_may_have_options_of_its_own(wire):
     body = {"queue": QUEUE, "partition": "slow", "options": {"delayedProcessing": 100}}
     answer = await wire.server.post("/api/v1/configure", json=body)
     assert answer.json()["options"]["delayedProcessing"] == 100
+    body["options"] = {"leaseTime": 7}
+    answer = await wire.server.post("/api/v1/configure", json=body)
+    assert [answer.json()["options"][name] for name in ("delayedProcessing", "leaseTime")] == [100, 7]
+    assert (await wire.configure(retryLimit=1))["options"]["leaseTime"] == 300, "the queue keeps its own"
     await wire.push(item(1, "a"), item(2, "b", partition="slow"))
     assert ids(await wire.pop(batch=5, partitions=5)) == ["a"]
 

@@ -175,7 +175,7 @@ async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate
     The next key is on disk before a row is wrapped by it, and replaces the present one after the rows are committed; so
     the master key that the rows name tells how far a rotation came.
     """
-    async with ledger.transaction() as alone:
+    async with ledger.lasting_transaction() as alone:
         await store.lock_master_key(alone)
         async with ledger.transaction() as tx:
             # A rotation whose server died may still be committing; its lock is waited for, and then the rows are final.

@@ -3,9 +3,9 @@ when that is outdated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -20,8 +20,7 @@ from angelia.queues.payloads import EncryptionUnavailable, Payloads
 from angelia.stores.ledger import Ledger
 
 _MOST_KNOWN = 100_000
-K = TypeVar("K")
-V = TypeVar("V")
+_NONE: Mapping[str, Partition] = {}
 log = structlog.get_logger(__name__)
 
 
@@ -40,7 +39,7 @@ class Catalog:
         self._ledger = ledger
         self._payloads = payloads
         self._news = news
-        self._partitions: dict[tuple[str, str], Partition] = {}
+        self._partitions: dict[str, dict[str, Partition]] = {}  # by queue and name
         self._by_id: dict[UUID, Partition] = {}
         self._by_no: dict[int, Partition] = {}
         self._groups: dict[tuple[str, str], tuple[int, int]] = {}  # numbers of queue and group
@@ -101,7 +100,9 @@ class Catalog:
         async with self._ledger.lookups() as tx:
             found = await store.group(tx, queue.queue_no, name)
         if found is not None:
-            _keep(self._groups, (queue.name, name), (queue.queue_no, found))
+            if len(self._groups) >= _MOST_KNOWN:
+                self._groups.clear()
+            self._groups[queue.name, name] = (queue.queue_no, found)
         return found
 
     async def joined(
@@ -113,10 +114,18 @@ class Catalog:
         if known is None:
             begins = "time" if from_at is not None else mode or "all"
             async with self._ledger.transaction() as tx:
+                if begins == "new" and await store.was_expected(tx, queue.name, name):
+                    begins = "all"
                 at = now if begins == "new" else from_at
                 await store.make_group(tx, queue, name, begins, at, now)
             known = await self.group(queue, name)
         return known
+
+    async def expect(self, queue: str, group: str, now: datetime) -> None:
+        """Remembers that a consumer group wants the new messages of a queue that does not exist: all that it will
+        have, whichever process serves the next pop."""
+        async with self._ledger.statement() as tx:
+            await store.expect(tx, queue, group, now)
 
     async def configure(
         self,
@@ -159,17 +168,17 @@ class Catalog:
         if changed:
             self.forget_queue(name)
             await self._news.changed(queue)
-        if changes.get("encryptionEnabled"):
-            log.info("encryption.enabled", queue=name)
-        default = await self.partition(name, DEFAULT)
-        if default is None:
+            if changes.get("encryptionEnabled") and (partition is not None or not kept["encryptionEnabled"]):
+                log.info("encryption.enabled", queue=name, partition=partition, key_id=str(self._payloads.key_id))
+        found = await self._found([(name, one) for one in names])
+        if len(found) < len(names):
             raise Conflict("the queue was deleted in this moment", hint="try again")
-        return Configured(queue, default, msgspec.convert(kept | changes, Options))
+        effective = queue.options if partition is None else found[name, partition].options
+        return Configured(queue, found[name, DEFAULT], effective)
 
     def forget_queue(self, name: str) -> None:
         """Its rows are read again when they are needed."""
-        for known in [one for one in self._partitions.values() if one.queue.name == name]:
-            self._partitions.pop((name, known.name), None)
+        for known in self._partitions.pop(name, {}).values():
             self._by_id.pop(known.partition_id, None)
             self._by_no.pop(known.partition_no, None)
 
@@ -177,7 +186,11 @@ class Catalog:
         self._groups.pop((queue, name), None)
 
     async def _found(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Partition]:
-        found = {one: self._partitions[one] for one in names if one in self._partitions}
+        found = dict[tuple[str, str], Partition]()
+        for queue, name in names:
+            partition = self._partitions.get(queue, _NONE).get(name)
+            if partition is not None:
+                found[queue, name] = partition
         unknown = [one for one in names if one not in found]
         if unknown:
             async with self._ledger.lookups() as tx:
@@ -193,18 +206,16 @@ class Catalog:
             await store.make_partitions(tx, queue, [uuid4() for _ in partitions], partitions, now)
 
     def _remember(self, partition: Partition) -> None:
-        _keep(self._partitions, (partition.queue.name, partition.name), partition)
-        _keep(self._by_id, partition.partition_id, partition)
-        _keep(self._by_no, partition.partition_no, partition)
+        if len(self._by_no) >= _MOST_KNOWN:
+            self._partitions.clear()
+            self._by_id.clear()
+            self._by_no.clear()
+        self._partitions.setdefault(partition.queue.name, {})[partition.name] = partition
+        self._by_id[partition.partition_id] = partition
+        self._by_no[partition.partition_no] = partition
 
     async def _check_encryption(self, now: datetime) -> None:
         try:
             await self._payloads.ready(now)
         except EncryptionUnavailable as error:
             raise InvalidArgument(f"encryptionEnabled: {error.message}", hint=error.hint) from error
-
-
-def _keep(known: dict[K, V], key: K, value: V) -> None:
-    if len(known) >= _MOST_KNOWN:
-        known.clear()
-    known[key] = value

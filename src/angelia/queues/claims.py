@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 from uuid import UUID, uuid4
 
 import msgspec
@@ -40,6 +41,7 @@ _MOST_CANDIDATES = 64  # partitions that are tried at once, after some turned ou
 _CONTENDED_SECONDS = 0.005
 _LOOKS = 3
 _MOST_TRIES = 1_000
+_Lost = tuple[PoppedMessage, UUID]  # a message that cannot be decrypted, and the key that would
 log = structlog.get_logger(__name__)
 
 
@@ -94,14 +96,16 @@ class MessageClaims:
 
     async def pop(self, request: PopRequest, now: datetime, wait: float = 0.0) -> QueueDelivery | None:
         """Claims messages; None if there are none, also not within `wait` seconds."""
+        scope = Scope(request.group, request.queue, request.partition, request.namespace, request.task)
+        with self._readiness.used(scope) as ready:
+            try:
+                return await self._pop(ready, request, now, wait)
+            except _PopsPaused:
+                return None
+
+    async def _pop(self, ready: Ready, request: PopRequest, now: datetime, wait: float) -> QueueDelivery | None:
         time_ = RequestTime(now)
-        ready = self._readiness.of(
-            Scope(request.group, request.queue, request.partition, request.namespace, request.task)
-        )
-        try:
-            delivery = await self._at_once(ready, request, now)
-        except _PopsPaused:
-            return None
+        delivery = await self._at_once(ready, request, now)
         if delivery is not None or wait <= 0 or self._news.stopping:
             return delivery
         if await self._paused():
@@ -114,10 +118,7 @@ class MessageClaims:
                 at = time_.now()
                 if ready.look_is_due() or not self._news.holds(ready.mark):
                     await self._look(ready, request, at, known)
-                try:
-                    delivery = await self._attempt(ready, request, at, known)
-                except _PopsPaused:
-                    return None
+                delivery = await self._attempt(ready, request, at, known)
                 left = wait - time_.passed()
                 if delivery is not None or left <= 0 or self._news.stopping:
                     return delivery
@@ -157,7 +158,8 @@ class MessageClaims:
                 return
             started, mark = time.monotonic(), await self._news.mark()
             queues = await self._queues(request)
-            ready.absent = ready.absent or (not queues and request.queue is not None)
+            if not queues and request.queue is not None and request.mode == "new" and request.from_at is None:
+                await self._catalog.expect(request.queue, request.group, now)
             for queue in queues:
                 group_no = await self._joined(ready, queue, request, now, known)
                 if group_no is None:
@@ -184,12 +186,11 @@ class MessageClaims:
     ) -> int | None:
         """The number of the request's consumer group in a queue. `known` are the queues that existed when the request
         began to wait: of others all messages are new."""
-        new = ready.absent or (known is not None and queue.name not in known)
+        new = known is not None and queue.name not in known
         mode, from_at = ("all", None) if new else (request.mode, request.from_at)
         group_no = await self._catalog.joined(queue, request.group, mode, from_at, now)
         if group_no is not None:
             ready.groups[queue.name] = group_no
-            ready.absent = False
         return group_no
 
     async def _attempt(
@@ -298,7 +299,7 @@ class MessageClaims:
         """The messages of a claim. One that cannot be decrypted becomes a dead letter."""
         partitions = await self._catalog.by_no(partition_no for partition_no, _ in claimed.messages)
         messages: list[PoppedMessage] = []
-        lost: list[tuple[PoppedMessage, str]] = []
+        lost: list[_Lost] = []
         for partition_no, row in claimed.messages:
             partition = partitions.get(partition_no)
             if partition is None:  # deleted in this moment
@@ -309,7 +310,7 @@ class MessageClaims:
             if claim.request.auto_ack:
                 self._activity.settled(partition.queue.queue_no, len(of_row), 0, 0)
             if row["key_id"] is not None:
-                of_row = await self._opened(partition, row["key_id"], of_row, lost)
+                of_row = await self._opened(claim, partition, row["key_id"], of_row, lost)
             messages += of_row
         if lost:
             await self._bury(claim, lost)
@@ -322,29 +323,39 @@ class MessageClaims:
         )
 
     async def _opened(
-        self, partition: Partition, key_id: UUID, sealed: list[PoppedMessage], lost: list[tuple[PoppedMessage, str]]
+        self, claim: _Claim, partition: Partition, key_id: UUID, sealed: list[PoppedMessage], lost: list[_Lost]
     ) -> list[PoppedMessage]:
+        """Messages with their payloads decrypted. A key that cannot be had at the moment is an error, and the lease is
+        given back; without a lease the messages become dead letters, since they count as delivered."""
+        refused = (CorruptRecord, KeyRefused) if claim.request.auto_ack else CorruptRecord
+        try:
+            opener = await self._payloads.opener(key_id)
+        except refused:
+            lost += [(message, key_id) for message in sealed]
+            return []
         opened = []
         for message in sealed:
             try:
-                opener = await self._payloads.opener(key_id)
                 message.data = msgspec.Raw(opener.open(partition, message.id, bytes(message.data)))
                 opened.append(message)
-            except (CorruptRecord, KeyRefused):
-                lost.append((message, f"the payload cannot be decrypted by key {key_id}"))
+            except CorruptRecord:
+                lost.append((message, key_id))
         return opened
 
-    async def _bury(self, claim: _Claim, lost: Sequence[tuple[PoppedMessage, str]]) -> None:
+    async def _bury(self, claim: _Claim, lost: Sequence[_Lost]) -> None:
         """Makes dead letters of messages; under a lease they are settled by it."""
+        errors = [f"the payload cannot be decrypted by key {key_id}" for _, key_id in lost]
         if not claim.request.auto_ack:
-            await self._settlement.ack([_ack(claim, message, "dlq", error) for message, error in lost], claim.now)
+            acks = [_ack(claim, message, "dlq", error) for (message, _), error in zip(lost, errors, strict=True)]
+            await self._settlement.ack(acks, claim.now)
             return
         groups = dict(claim.places)
         async with self._ledger.statement() as tx:
-            for message, error in lost:
-                partition = message.partition
-                group_no = groups[partition.partition_no]
-                await store.bury(tx, claim.now, partition, group_no, [message.position], [error])
+            for _, some in groupby(zip(lost, errors, strict=True), key=lambda one: one[0][0].partition.partition_no):
+                letters = [(message, error) for (message, _), error in some]
+                partition = letters[0][0].partition
+                positions, reasons = [one.position for one, _ in letters], [error for _, error in letters]
+                await store.bury(tx, claim.now, partition, groups[partition.partition_no], positions, reasons)
 
 
 def _ack(claim: _Claim, message: PoppedMessage, status: AckStatus, error: str | None = None) -> Ack:

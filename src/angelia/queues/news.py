@@ -54,7 +54,7 @@ class News:
     def __init__(self, hot: HotNews, wake: Wake) -> None:
         self._hot = hot
         self._wake = wake
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._epoch = ""
         self._begun = 0  # how often this process began to follow the news
         self._heard = -1  # all news of the epoch up to this number
@@ -66,8 +66,10 @@ class News:
         self._retry: asyncio.TimerHandle | None = None
 
     def follow(self, listener: Listener) -> None:
-        self._listener = listener
-        self._wake.follow(TOPIC, self)
+        """Tells a listener of all news from now on."""
+        if not self._listeners:
+            self._wake.follow(TOPIC, self)
+        self._listeners.append(listener)
 
     @property
     def stopping(self) -> bool:
@@ -172,8 +174,8 @@ class News:
         """News of another process; an empty message says that some may have been missed."""
         if not message:
             self._epoch = ""
-            if self._listener is not None:
-                self._listener.doubt()
+            for listener in self._listeners:
+                listener.doubt()
             return
         mark, _, news = message.partition(b" ")
         epoch, number = parse(mark)
@@ -182,8 +184,8 @@ class News:
         self._note(epoch, number)
 
     def _tell(self, told: Told) -> None:
-        if self._listener is not None:
-            self._listener.tell(told)
+        for listener in self._listeners:
+            listener.tell(told)
 
     def _note(self, epoch: str, number: int) -> None:
         """News comes in the order of its numbers; only the own may be known before that of others."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -18,7 +17,9 @@ from angelia.queues.news import Told
 from angelia.stores.wake import RECHECK_SECONDS
 
 _LOOK_SHARE = 50  # a look at the ledger may take one part in so many of the time
-_SCOPES = 10_000  # as many are remembered before those that are not in use are forgotten
+_SCOPES = 10_000  # as many are remembered before all are gone through for idle ones
+_IDLE_SECONDS = 60.0
+_OUTDATED = 64  # entries of a heap, beside as many as are valid
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -43,6 +44,9 @@ class Place(msgspec.Struct, frozen=True):
     priority: int
 
 
+_NONE: Mapping[Scope, Ready] = {}
+
+
 class Ready:
     """The partitions of one scope that may have messages, and the requests that wait for one."""
 
@@ -50,43 +54,51 @@ class Ready:
         self.scope = scope
         self.groups: dict[str, int] = {}  # the numbers of the consumer group, by queue
         self.mark: int | None = None  # where the news was when the ledger was looked at
-        self.absent = False  # whether a pop found that the queue did not exist
         self.looking = asyncio.Lock()
-        self._now: dict[int, Place] = {}
+        self.looked_at = 0.0  # when the last look began
+        self.users = 0  # requests that are served
+        self.used_at = 0.0  # when the last of them was
+        self._now: dict[int, dict[int, Place]] = {}  # by priority and partition
         self._later: dict[int, tuple[datetime, Place]] = {}
         self._due: list[tuple[datetime, int]] = []  # a heap of these times; some of them are outdated
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.looked_at = 0.0  # when the last look began
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
         self._next_look = 0.0
         self._under_way = 0  # requests that have taken partitions
         self._returns: list[asyncio.Future[None]] = []
 
     @property
-    def waited_for(self) -> bool:
-        return any(not waiter.done() for waiter in self._waiters)
+    def idle(self) -> bool:
+        """Whether no request uses it, nor did for a while."""
+        return not self.users and time.monotonic() - self.used_at > _IDLE_SECONDS
 
     def add(self, partition_no: int, place: Place, until: datetime | None = None) -> None:
         """A partition may have messages, now or at that time. One waiting request is told."""
         self._later.pop(partition_no, None)
+        known = any(partition_no in places for places in self._now.values())
         if until is None:
-            self._now[partition_no] = place
+            if known:
+                self._forget(partition_no)  # its priority may be another one now
+            self._now.setdefault(place.priority, {})[partition_no] = place
             self.wake_one()
-        elif partition_no not in self._now:
+        elif not known:
             self._later[partition_no] = (until, place)
             heapq.heappush(self._due, (until, partition_no))
+            if len(self._due) > 2 * len(self._later) + _OUTDATED:
+                self._due = [(due, number) for number, (due, _) in self._later.items()]
+                heapq.heapify(self._due)
 
     def take(self, most: int, now: datetime) -> dict[int, Place]:
         """Takes partitions to look at, those of queues with higher priority first. A caller that got some calls
         `put_back` afterwards."""
         while (due := self._next_due()) is not None and due <= now:
             partition_no = heapq.heappop(self._due)[1]
-            self._now[partition_no] = self._later.pop(partition_no)[1]
-        if self.scope.queue is None:
-            taken = dict(heapq.nlargest(most, self._now.items(), key=lambda one: one[1].priority))
-        else:
-            taken = dict(islice(self._now.items(), most))
+            place = self._later.pop(partition_no)[1]
+            self._now.setdefault(place.priority, {})[partition_no] = place
+        taken: dict[int, Place] = {}
+        for priority in sorted(self._now, reverse=True):
+            taken |= islice(self._now[priority].items(), most - len(taken))
         for partition_no in taken:
-            del self._now[partition_no]
+            self._forget(partition_no)
         self._under_way += bool(taken)
         return taken
 
@@ -127,9 +139,8 @@ class Ready:
         """What is known may be outdated: requests look at the ledger again."""
         self.mark = None
         self.groups.clear()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        while self._waiters:
+            self.wake_one()
 
     @contextmanager
     def waiting(self) -> Iterator[Waiter]:
@@ -139,7 +150,7 @@ class Ready:
             yield waiter
         finally:
             waiter.leave()
-            if self._now:  # it may have been told of one that it did not take
+            if self._now or self._later:  # it may have been told of one that it did not take, or watched for its time
                 self.wake_one()
 
     def pause(self, now: datetime) -> float:
@@ -147,6 +158,19 @@ class Ready:
         due = self._next_due()
         seconds = max(0.0, self._next_look - time.monotonic())
         return seconds if due is None else min(seconds, max(0.001, (due - now).total_seconds()))
+
+    def wake_one(self) -> None:
+        """Tells the request that waits longest."""
+        for waiter in self._waiters:
+            del self._waiters[waiter]
+            waiter.set_result(None)
+            return
+
+    def _forget(self, partition_no: int) -> None:
+        for priority, places in list(self._now.items()):
+            places.pop(partition_no, None)
+            if not places:
+                del self._now[priority]
 
     def _next_due(self) -> datetime | None:
         while self._due:
@@ -156,32 +180,27 @@ class Ready:
             heapq.heappop(self._due)
         return None
 
-    def wake_one(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
 
 class Waiter:
     """One request's place in the line of those that wait."""
 
-    def __init__(self, line: deque[asyncio.Future[None]]) -> None:
+    def __init__(self, line: dict[asyncio.Future[None], None]) -> None:
         self._line = line
-        self._mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(self._mine)
+        self._enter()
 
     async def wait(self, seconds: float) -> None:
         """Waits until it is told, at most so long. Being told before the call counts."""
         if not self._mine.done():
             await asyncio.wait([self._mine], timeout=seconds)
         if self._mine.done():
-            self._mine = asyncio.get_running_loop().create_future()
-            self._line.append(self._mine)
+            self._enter()
 
     def leave(self) -> None:
-        self._mine.cancel()
+        self._line.pop(self._mine, None)
+
+    def _enter(self) -> None:
+        self._mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line[self._mine] = None
 
 
 class Readiness:
@@ -189,16 +208,28 @@ class Readiness:
 
     def __init__(self) -> None:
         self._ready: dict[Scope, Ready] = {}
-        self._by_place: dict[tuple[str | None, str | None], list[Ready]] = {}  # by queue and partition; None for all
+        self._by_place: dict[tuple[str | None, str | None], dict[Scope, Ready]] = {}  # queue, partition; None for all
         self._most = _SCOPES
 
-    def of(self, scope: Scope) -> Ready:
+    @contextmanager
+    def used(self, scope: Scope) -> Iterator[Ready]:
+        """What is known about a scope, which is kept up to date while the block runs."""
+        ready = self._of(scope)
+        ready.users += 1
+        try:
+            yield ready
+        finally:
+            ready.users -= 1
+            ready.used_at = time.monotonic()
+
+    def _of(self, scope: Scope) -> Ready:
         known = self._ready.get(scope)
         if known is None:
             if len(self._ready) >= self._most:
-                self._drop_idle()
+                self._drop([one for one, ready in self._ready.items() if ready.idle])
+                self._most = max(_SCOPES, 2 * len(self._ready))
             known = self._ready[scope] = Ready(scope)
-            self._by_place.setdefault((scope.queue, scope.partition), []).append(known)
+            self._by_place.setdefault((scope.queue, scope.partition), {})[scope] = known
         return known
 
     def tell(self, told: Told) -> None:
@@ -208,21 +239,26 @@ class Readiness:
                     ready.doubt()
             return
         place = Place(told.queue, told.priority)
+        idle: list[Scope] = []
         for where in ((told.queue, told.partition), (told.queue, None), (None, None)):
-            for ready in self._by_place.get(where, ()):
-                if ready.scope.includes(told):
+            for scope, ready in self._by_place.get(where, _NONE).items():
+                if not scope.includes(told):
+                    continue
+                if ready.idle:  # it would gather partitions that no request asks for
+                    idle.append(scope)
+                else:
                     ready.add(told.partition_no, place)
+        self._drop(idle)
 
     def doubt(self) -> None:
         for ready in self._ready.values():
             ready.doubt()
 
-    def _drop_idle(self) -> None:
-        """Forgets scopes that no request waits for; they are looked up again when they are used."""
-        for scope in [scope for scope, ready in self._ready.items() if not ready.waited_for]:
-            ready = self._ready.pop(scope)
+    def _drop(self, scopes: Iterable[Scope]) -> None:
+        """Forgets scopes; the ledger is looked at when they are used again."""
+        for scope in scopes:
+            del self._ready[scope]
             others = self._by_place[scope.queue, scope.partition]
-            others.remove(ready)
+            del others[scope]
             if not others:
                 del self._by_place[scope.queue, scope.partition]
-        self._most = max(_SCOPES, 2 * len(self._ready))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from uuid import UUID, uuid4
 
 import msgspec
@@ -33,11 +32,12 @@ from angelia.queues.model import (
 )
 from angelia.queues.pushing import Pushes
 from angelia.queues.settlement import Settlement
+from angelia.queues.stamps import stamp_or_none
 from angelia.queues.transactions import Transactions
 
 _AUTOPILOT_BATCH = 100  # for a consumer that leaves the size to the server
 _LONGEST_WAIT_MS = 600_000
-_NO_LEASE = UUID(int=0)
+_NEVER_MADE = UUID(int=0)  # in place of a text that is no UUID: no lease or partition has this id
 _STATUSES: dict[str, AckStatus] = {
     "completed": "completed",
     "success": "completed",
@@ -48,8 +48,15 @@ _STATUSES: dict[str, AckStatus] = {
 
 
 def routes(
-    pushes: Pushes, claims: MessageClaims, settlement: Settlement, transactions: Transactions, catalog: Catalog
+    pushes: Pushes,
+    claims: MessageClaims,
+    settlement: Settlement,
+    transactions: Transactions,
+    catalog: Catalog,
+    default_mode: str,
 ) -> list[Route]:
+    """`default_mode` says where consumer groups begin whose first pop does not: all or new."""
+
     async def push(call: Call) -> Answer:
         items = [_push_item(one) for one in call.json(api.PushBody).items]
         results = await pushes.push(items, producer_of(call.caller), call.now)
@@ -70,9 +77,10 @@ def routes(
 
     async def pop(call: Call, queue: str | None = None, partition: str | None = None) -> Answer:
         asked = QueryParameters(call)
-        if asked.flag("conflation"):
-            raise InvalidArgument("conflation is not supported", hint="pop without it")
-        request = _pop_request(asked, queue, partition, call.caller.known_as)
+        for name in ("conflation", "frames"):
+            if asked.flag(name):
+                raise InvalidArgument(f"{name} is not supported", hint="pop without it")
+        request = _pop_request(asked, queue, partition, call.caller.known_as, default_mode)
         wait = asked.number("timeout", 30_000, 0, _LONGEST_WAIT_MS) / 1000 if asked.flag("wait") else 0.0
         delivery = await claims.pop(request, call.now, wait)
         if delivery is None:
@@ -91,11 +99,14 @@ def routes(
 
     async def extend(call: Call) -> Answer:
         text, seconds = call.path("lease"), call.json(api.ExtendBody).seconds
-        done = await settlement.extend(_lease(text) or _NO_LEASE, seconds, call.now)
-        until = None if done.expires_at is None else milliseconds(done.expires_at)
+        done = await settlement.extend(_lease(text) or _NEVER_MADE, seconds, call.now)
+        until = stamp_or_none(done.expires_at)
         return Answer(body=api.ExtendAnswer(text, done.renewed > 0, done.renewed, until, until, until, done.error))
 
     async def transaction(call: Call) -> Answer:
+        unknown = _unknown_types(call)
+        if unknown:
+            return Answer(body=api.TransactionAnswer(False, str(uuid4()), [], f"Unknown operation type: {unknown[0]}"))
         body = call.json(api.TransactionBody)
         if not body.operations:
             raise InvalidArgument("operations must not be empty")
@@ -110,7 +121,7 @@ def routes(
                 else [_ack(operation, operation.consumerGroup)]
             )
         ]
-        leases = [_lease(text) or _NO_LEASE for text in body.requiredLeases]
+        leases = [_lease(text) or _NEVER_MADE for text in body.requiredLeases]
         outcome = await transactions.run(operations, leases, producer_of(call.caller), call.now)
         records = [_transacted(index, one) for index, one in enumerate(outcome.results)]
         error = msgspec.UNSET if outcome.error is None else outcome.error
@@ -161,10 +172,6 @@ def producer_of(caller: Caller) -> str | None:
     return caller.name.removeprefix("jwt ")
 
 
-def milliseconds(at: datetime) -> str:
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
-
-
 def _push_item(one: api.PushItemBody) -> PushItem:
     check_name(one.queue, "queue")
     check_name(one.partition or DEFAULT, "partition")
@@ -190,10 +197,12 @@ def _pushed(index: int, one: PushResult) -> api.PushedRecord:
     )
 
 
-def _pop_request(asked: QueryParameters, queue: str | None, partition: str | None, consumer: str) -> PopRequest:
+def _pop_request(
+    asked: QueryParameters, queue: str | None, partition: str | None, consumer: str, default_mode: str
+) -> PopRequest:
     group = asked.text("consumerGroup") or QUEUE_MODE
     begins = asked.text("subscriptionFrom")
-    mode = parse_mode(asked.text("subscriptionMode"))
+    mode = parse_mode(asked.text("subscriptionMode")) or default_mode
     if begins == "now":
         mode = "new"
     return PopRequest(
@@ -257,7 +266,7 @@ def _popped(delivery: QueueDelivery, autopilot: api.Autopilot | msgspec.UnsetTyp
 def _ack(one: api.QueueAckBody | api.AckBatchItem | api.TransactionAck, group: str | None) -> Ack:
     return Ack(
         transaction_id=check_id(one.transactionId, "transactionId"),
-        partition_id=_uuid(one.partitionId) or _NO_LEASE,
+        partition_id=_uuid(one.partitionId) or _NEVER_MADE,
         group=check_name(group or QUEUE_MODE, "consumerGroup"),
         lease_id=_lease(one.leaseId),
         status=_STATUSES[one.status],
@@ -289,9 +298,27 @@ def _transacted(index: int, one: PushResult | AckResult) -> api.TransactionRecor
     return api.TransactionRecord(index, "ack", one.success, one.transaction_id, error=one.error, dlq=one.dlq)
 
 
+class _Typed(msgspec.Struct):
+    type: str
+
+
+class _TypedOperations(msgspec.Struct):
+    operations: list[_Typed]
+
+
+def _unknown_types(call: Call) -> list[str]:
+    """The types of operations that there are not. They refuse a transaction, as other operations that cannot be done;
+    a body that is none is an error of its own."""
+    try:
+        found = msgspec.json.decode(call.body, type=_TypedOperations)
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
+        return []
+    return [one.type for one in found.operations if one.type not in ("push", "ack")]
+
+
 def _lease(text: str | None) -> UUID | None:
     """The id of a lease; None for none. Another text is no lease that was ever given out."""
-    return (_uuid(text) or _NO_LEASE) if text else None
+    return (_uuid(text) or _NEVER_MADE) if text else None
 
 
 def _uuid(text: str) -> UUID | None:

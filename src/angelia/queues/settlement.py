@@ -58,12 +58,12 @@ class Settlement:
         rows: list[Row] = []
         for begin in range(0, len(parts), _MOST_PARTS):
             rows += await self._commits.submit(Settling(parts[begin : begin + _MOST_PARTS], now))
-        if any(map(_unknown, parts, rows)) and await self._groups_changed(parts, rows):
+        if await self.groups_changed(parts, rows):
             return await self.ack(acks, now)
         self.count(parts, rows)
         return results_of(acks, parts, rows)
 
-    async def _groups_changed(self, parts: Sequence[Part], rows: Sequence[Row]) -> bool:
+    async def groups_changed(self, parts: Sequence[Part], rows: Sequence[Row]) -> bool:
         """Whether a consumer group none of whose messages were found was deleted and made anew. What was settled for
         others is settled: to acknowledge it again changes nothing."""
         changed = False

@@ -62,12 +62,15 @@ class QueuesSlice:
         self.days = QueueDays(ledger, batch, window)
         self.upkeep = QueueUpkeep(ledger, batch)
         self._worker = worker
+        self._subscription_mode = settings.queue_subscription_mode
         self._retention_seconds = settings.retention_interval / 1000
         self._eviction_seconds = settings.eviction_interval / 1000
 
     def routes(self) -> list[Route]:
         return [
-            *routes.routes(self.pushes, self.claims, self.settlement, self.transactions, self.catalog),
+            *routes.routes(
+                self.pushes, self.claims, self.settlement, self.transactions, self.catalog, self._subscription_mode
+            ),
             *admin_routes.routes(self.listings, self.groups, self.maintenance, self._worker),
             *messages_routes.routes(self.messages, self.letters, self.traces),
             *statistics_routes.routes(self.statistics, self.listings, self.messages),

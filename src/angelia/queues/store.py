@@ -9,14 +9,14 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.errors import InvalidArgument
 from angelia.queues.model import Options, Partition, Queue
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.partitions import Daily
 from angelia.stores.sql import statements
 
 SQL = statements(__file__)
 _PARTITIONS = 5_000  # that one statement looks at
-DAILY = Daily("queue_chunks", "stored_at")
+_MOST_LOCKS = 2_000  # in one transaction
 
 
 async def queue(tx: Tx, name: str) -> Queue | None:
@@ -86,6 +86,16 @@ async def make_group(tx: Tx, queue: Queue, name: str, mode: str, from_at: dateti
     return number
 
 
+async def expect(tx: Tx, queue: str, group: str, now: datetime) -> None:
+    """Notes that a consumer group waits for a queue that does not exist."""
+    await tx.execute(SQL["expect"], queue, group, now)
+
+
+async def was_expected(tx: Tx, queue: str, group: str) -> bool:
+    """Whether a consumer group waited for a queue before it existed. It is asked once."""
+    return bool(await tx.fetchval(SQL["was_expected"], queue, group))
+
+
 async def push(tx: Tx, now: datetime, *arrays: Sequence[object] | None) -> Sequence[Row]:
     """Stores chunks; the arrays and the rows are those of the function `queue_push`."""
     return await tx.fetch(SQL["push"], now, *arrays)
@@ -124,8 +134,10 @@ async def live_leases(
     tx: Tx, leases: Sequence[UUID], others: Sequence[tuple[int, int]], now: datetime
 ) -> dict[tuple[int, int], UUID]:
     """The leases in force, by partition and consumer group. These cursors, and the others, stay as they are until the
-    transaction ends."""
-    await tx.execute(SQL["lock_cursors"], leases, [one for one, _ in others], [one for _, one in others])
+    transaction ends. InvalidArgument if they are more than a transaction should lock."""
+    partition_nos, group_nos = [one for one, _ in others], [one for _, one in others]
+    if await tx.fetchval(SQL["lock_cursors"], leases, partition_nos, group_nos, _MOST_LOCKS + 1) > _MOST_LOCKS:
+        raise InvalidArgument(f"the leases of a transaction cover more than {_MOST_LOCKS:,} partitions")
     rows = await tx.fetch(SQL["live_leases"], leases, now)
     return {(row["partition_no"], row["group_no"]): row["lease_id"] for row in rows}
 

@@ -63,6 +63,12 @@ INSERT INTO queue_groups (queue_no, name, mode, from_at, created_at)
 SELECT queue_no, $2, $3, $4, $5 FROM queues WHERE queue_no = $1
 ON CONFLICT (queue_no, name) DO NOTHING RETURNING group_no
 
+-- name: expect
+INSERT INTO queue_expected (queue_name, group_name, since) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
+
+-- name: was_expected
+DELETE FROM queue_expected WHERE queue_name = $1 AND group_name = $2 RETURNING true
+
 -- name: begin_group
 -- Where a new consumer group begins in the next $6 partitions after the name $5: at the first message after a time, or behind the last.
 -- Returns the last of them, if there may be further ones.
@@ -99,12 +105,12 @@ SELECT queue_bury($1, $2, $3, $4, $5, $6, 0)
 SELECT * FROM queue_extend($1, $2, $3)
 
 -- name: lock_cursors
--- Locks the cursors under the given leases, and those of the given partitions and consumer groups.
-SELECT pg_advisory_xact_lock(k) FROM (
+-- Locks the cursors under the given leases, and those of the given partitions and consumer groups; at most $4. Returns how many.
+SELECT count(pg_advisory_xact_lock(k)) FROM (
   SELECT DISTINCT queue_cursor_lock(partition_no, group_no) AS k FROM (
     SELECT partition_no, group_no FROM queue_cursors WHERE lease_id = ANY ($1::uuid[])
     UNION ALL SELECT partition_no, group_no FROM unnest($2::bigint[], $3::bigint[]) AS w (partition_no, group_no)
-  ) AS cursors ORDER BY k
+  ) AS cursors ORDER BY k LIMIT $4
 ) AS locks
 
 -- name: live_leases

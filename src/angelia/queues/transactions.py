@@ -8,14 +8,15 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.errors import Unavailable
+from angelia.errors import InvalidArgument, Unavailable
 from angelia.queues import store
-from angelia.queues.model import Ack, AckResult, PushItem, PushResult
+from angelia.queues.model import MOST_ITEMS, Ack, AckResult, PushItem, PushResult
 from angelia.queues.pushing import Pushes, QueueChanged
 from angelia.queues.settlement import Part, Settlement, results_of, settle
 from angelia.stores.ledger import Ledger, Tx
 
 _ROUNDS = 5
+_MOST_PARTITIONS = 500
 _NO_LEASE = UUID(int=0)
 
 
@@ -56,6 +57,7 @@ class Transactions:
         """Does all operations or none. Each required lease must be in force."""
         acks = [one for one in operations if isinstance(one, Ack)]
         items = [one for one in operations if isinstance(one, PushItem)]
+        _check_size(acks, items)
         for _ in range(_ROUNDS):
             try:
                 settled, pushed = await self._once(acks, items, required_leases, producer, now)
@@ -84,6 +86,8 @@ class Transactions:
             if required_leases:
                 await _require(tx, parts, required_leases, now)
             rows = await settle(tx, parts, now) if parts else []
+            if await self._settlement.groups_changed(parts, rows):
+                raise QueueChanged
             settled = results_of(acks, parts, rows)
             for result in settled:
                 if not result.success:
@@ -95,6 +99,16 @@ class Transactions:
         await self._settlement.tell(parts, rows)
         await self._pushes.told(slices)
         return iter(settled), iter(done)
+
+
+def _check_size(acks: Sequence[Ack], items: Sequence[PushItem]) -> None:
+    """InvalidArgument for more than one ledger transaction should hold: each partition and each cursor is a lock."""
+    if len(acks) + len(items) > MOST_ITEMS:
+        raise InvalidArgument(f"a transaction has at most {MOST_ITEMS:,} messages")
+    places = {(one.queue, one.partition) for one in items}
+    cursors = {(one.partition_id, one.group) for one in acks}
+    if len(places) + len(cursors) > _MOST_PARTITIONS:
+        raise InvalidArgument(f"a transaction is about at most {_MOST_PARTITIONS} partitions", hint="make it several")
 
 
 async def _require(tx: Tx, parts: Sequence[Part], leases: Sequence[UUID], now: datetime) -> None:

@@ -118,6 +118,13 @@ class Ledger:
                 raise asyncpg.InFailedSQLTransactionError("a statement of this transaction failed")
 
     @asynccontextmanager
+    async def lasting_transaction(self) -> AsyncIterator[Tx]:
+        """A transaction that holds a lock while the block does other things, for as long as they take."""
+        async with self.transaction() as tx:
+            await tx.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            yield tx
+
+    @asynccontextmanager
     async def lookups(self) -> AsyncIterator[Tx]:
         """A connection for reads of the hot path. Each of their statements finds its rows by whole keys, at any size of
         its tables; a test looks at their plans."""

@@ -69,6 +69,7 @@ class Postgres:
             "unix_socket_directories": str(self._data_dir.sockets),
             "unix_socket_permissions": "0700",
             "max_connections": str(self._connections),
+            "max_locks_per_transaction": "256",  # a push to 500 partitions holds a lock of each
             "fsync": "on",
             "synchronous_commit": "on",
             "full_page_writes": "on",
