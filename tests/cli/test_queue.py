@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shlex
@@ -20,7 +21,7 @@ from angelia.client import Client
 from cli.pasting import commands_in, refused
 from cli.running import PROGRAM, Angelia, Ended
 from cli.talkers import Talker, register
-from client.recorder import Recorder
+from client.recorder import Recorder, closed_port
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 TIME = r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\dZ"
@@ -206,11 +207,20 @@ def test_what_is_popped_without_ack_is_leased_and_the_hint_acknowledges_it(run: 
 
 
 def test_nothing_to_pop_is_exit_0_or_8_and_a_wait_ends(run: Talker, queue: str) -> None:
+    unknown = f"nothing to deliver in {queue}: there is no such queue yet\nhint: angelia queue list\n"
+    assert run("pop", queue) == Ended(0, "", unknown)
+    run.does("configure", queue)
     assert run("pop", queue) == Ended(0, "", f"nothing to deliver in {queue}\n")
     assert run("pop", queue, "-q") == Ended(0, "", "")
     none = run("pop", queue, "--require", "--wait", "0.2")
     assert (none.code, none.err.splitlines()[0]) == (8, f"error: nothing to deliver in {queue} (not_found)")
-    for argv in ([], [queue, "--namespace", "n"], [queue, "--wait", "soon"], [queue, "--start", "never"]):
+    for argv in (
+        [],
+        [queue, "--namespace", "n"],
+        [queue, "--wait", "soon"],
+        [queue, "--wait", "-1"],
+        [queue, "--start", "never"],
+    ):
         assert run("pop", *argv).code == 2
 
 
@@ -220,6 +230,18 @@ def test_a_pop_waits_for_a_message(run: Talker, queue: str, live: str) -> None:
         client.queues.push(queue, "at last")
     out, _ = child.communicate(timeout=30)
     assert (child.returncode, out) == (0, '"at last"\n')
+
+
+def test_a_wait_while_pops_are_paused_does_not_ask_all_the_time(server: Recorder, angelia: Angelia) -> None:
+    server.tell("GET", "/api/v1/pop/queue/orders", status=204)
+    modes = {"maintenanceMode": False, "popMaintenanceMode": True, "bufferedMessages": 0, "bufferHealthy": True}
+    server.tell("GET", "/api/v1/system/maintenance", modes | {"message": ""})
+    assert angelia("queue", "pop", "orders", "--wait", "0.3") == Ended(
+        0,
+        "",
+        "nothing to deliver in orders: pops are paused in all queues\nhint: `angelia queue resume` ends that\n",
+    )
+    assert len(server.asked("GET", "/api/v1/pop/queue/orders")) == 2, "at once, and at the end of the wait"
 
 
 def test_messages_are_acknowledged_in_each_way(run: Talker, failing: str) -> None:
@@ -247,7 +269,23 @@ def test_messages_are_acknowledged_in_each_way(run: Talker, failing: str) -> Non
     ):
         assert run("ack", *argv).code == 2
     assert run("ack", "--lines", stdin=b"no json\n").code == 2
-    assert run("ack", "x", "--partition-id", "00000000-0000-4000-8000-000000000000").code == 8
+    unknown = run("ack", "x", "--partition-id", "00000000-0000-4000-8000-000000000000")
+    assert unknown.code == 8
+    assert "as `angelia queue pop NAME --json` printed them" in unknown.err
+    empty = run("ack", "--lines", stdin=b"{}\n")
+    assert (empty.code, empty.err.splitlines()[0]) == (
+        2,
+        "error: line 1 is no message: it has no transactionId (usage)",
+    )
+
+
+def test_an_error_that_is_no_utf8_is_sent_as_escapes(run: Talker, failing: str) -> None:
+    for how in ("--failed", "--dead"):
+        run.does("push", failing, "1")
+        popped = run.does("pop", failing, "--json")
+        run.does("ack", "--lines", how, "--error", os.fsdecode(b"caf\xe9"), stdin=lines(popped))
+    told = [json.loads(line) for line in run.does("dlq", "list", failing, "--json").splitlines()]
+    assert [one["errorMessage"] for one in told] == [r"caf\udce9"] * 2
 
 
 def test_messages_of_several_queues_and_from_a_start_are_popped(run: Talker) -> None:
@@ -279,6 +317,45 @@ def test_payloads_and_names_of_others_stay_on_their_line(run: Talker, queue: str
         assert shown.out.count("\n") <= 2
 
 
+def test_names_and_ids_that_cannot_be_ones_are_refused_in_our_words(run: Talker, queue: str) -> None:
+    strange, long = os.fsdecode(b"caf\xe9"), "x" * 256
+    for argv, why in (
+        (["push", "", "1"], "NAME: a name has 1 to 255 characters"),
+        (["push", long, "1"], "NAME: a name has 1 to 255 characters"),
+        (["push", queue, "1", "--partition", ""], "--partition: a name has 1 to 255 characters"),
+        (["push", queue, "1", "--id", "x" * 1001], "--id: an id has 1 to 1,000 characters"),
+        (["show", strange], "NAME: it is not UTF-8 text"),
+        (["pop", queue, "--group", strange], "--group: it is not UTF-8 text"),
+        (["dlq", "list", queue, "--error", strange], "--error: it is not UTF-8 text"),
+        (["ack", strange, "--partition-id", "p"], "[ID]: it is not UTF-8 text"),
+        (["configure", queue, "--retries", str(1 << 31)], "--retries: a whole number from 0 to 2,147,483,647"),
+        (["configure", queue, "--lease", "0s"], "--lease: 0s is shorter than 1s"),
+        (["configure", queue, "--keep", "25000d"], "--keep: 25000d is longer than 68 years"),
+        (["configure", queue, "--retry-delay", "25d"], "--retry-delay: 25d is longer than 24 days"),
+    ):
+        refusal = run(*argv)
+        assert (refusal.code, refusal.err.splitlines()[0]) == (2, f"error: {why} (usage)")
+
+
+def test_a_large_message_comes_from_stdin(run: Talker, queue: str) -> None:
+    run.does("push", queue, stdin=b'"' + b"x" * (2 << 20) + b'"')
+    assert len(run.does("pop", queue, "--ack")) == (2 << 20) + 3
+    large = run("push", queue, stdin=b'"' + b"x" * (32 << 20) + b'"')
+    assert (large.code, large.err.splitlines()[0]) == (
+        1,
+        "error: a push has at most 32 MiB, and stdin has more (too_large)",
+    )
+
+
+def test_hints_about_a_queue_whose_name_has_blanks_work_when_pasted(run: Talker, queue: str) -> None:
+    name = f"{queue} of mine"
+    run.does("push", name, "1")
+    asked = run("clear", name)
+    assert f"`angelia queue show '{name}'`" in asked.err
+    (hint,) = commands_in(asked.err)
+    assert run.run(*shlex.split(hint)[1:]).code == 0
+
+
 # Looking.
 
 
@@ -294,6 +371,8 @@ def test_a_queue_is_shown_with_its_options_and_groups(run: Talker, queue: str) -
     assert re.fullmatch(r"mailer: 3 behind, \d+s", shown["group"])
     told = json.loads(run.does("show", queue, "--json"))
     assert (told["name"], told["options"]["leaseTime"], told["groups"][0]["name"]) == (queue, 600, "mailer")
+    run.does("pop", queue, "--partition", "other")
+    assert re.search(r"^group +-: 3 behind", run.does("show", queue), re.MULTILINE)
 
 
 def test_looking_at_a_queue_changes_nothing(run: Talker, queue: str) -> None:
@@ -318,7 +397,13 @@ def test_messages_are_read_in_pages(run: Talker, queue: str) -> None:
     assert everything.err == ""
     assert run("read", queue, "-n", "5").err == ""
     assert run("read", queue, "--partition", "none", "--require").code == 8
-    assert run("read", queue, "--cursor", "nonsense").code == 1
+    assert run("read", queue, "--partition", "none").err == f"no messages in {queue}/none\n"
+    wrong = run("read", queue, "--cursor", "nonsense")
+    assert wrong == Ended(
+        2,
+        "",
+        f"error: --cursor: 'nonsense' is no cursor of this list (usage)\nhint: angelia queue read {queue}\n",
+    )
 
 
 @contextmanager
@@ -345,6 +430,11 @@ def test_tail_begins_with_the_newest_and_goes_on_until_ctrl_c(run: Talker, queue
         rest, err = child.communicate(timeout=20)
     assert [re.sub(r"^.*  (\S+  \S+)\n$", r"\1", line) for line in heard] == ["Default  2", "Default  3", 'p  {"n":4}']
     assert (child.returncode, rest, err) == (130, "", "\nstopped\n")
+
+
+def test_tail_does_not_wait_for_a_server_that_was_never_there(angelia: Angelia) -> None:
+    with closed_port() as url:
+        assert angelia("queue", "tail", "jobs", "--url", url).code == 7
 
 
 def test_tail_as_json_has_every_member(run: Talker, queue: str) -> None:
@@ -469,6 +559,13 @@ def test_a_consumer_group_reads_again_or_skips(run: Talker, queue: str) -> None:
     assert run("pop", queue, "--group", "mailer").out == ""
     one = run.does("replay", queue, "--partition", "Default", "--group", "mailer", "--from", "beginning", "--yes")
     assert f"moved mailer of {queue}/Default to the beginning: 3 messages read again" in one
+    for flags, missing in (
+        (["--group", "mialer"], "consumer group mialer"),
+        (["--partition", "none"], "partition none"),
+    ):
+        unknown = run("replay", queue, *flags, "--from", "1h", "--yes")
+        assert unknown.code == 8
+        assert unknown.err.startswith(f"error: {queue} has no {missing} (not_found)\n")
     assert run("replay", queue, "--from", "sometimes").code == 2
     assert run("replay", queue).code == 2
 
@@ -502,7 +599,11 @@ def test_dead_letters_are_listed_shown_put_back_and_purged(run: Talker, failing:
     assert purged == f"purged 1 dead letter of {failing} (1 left)\n"
     assert run.does("dlq", "purge", failing, "--error", "timeout*") == f"no dead letters of {failing} to purge\n"
     assert run.does("dlq", "purge", failing, "t2", "--yes") == f"purged 1 dead letter of {failing} (0 left)\n"
-    assert run("dlq", "list", failing).err.startswith(f"no dead letters of {failing}\n")
+    assert run.does("dlq", "requeue", failing) == f"no dead letters of {failing} to requeue\n"
+    assert run("dlq", "list", failing).err == f"no dead letters of {failing}\nhint: angelia queue show {failing}\n"
+    assert run("dlq", "list", failing, "--error", "x").err == (
+        f"no dead letters of {failing} that these flags choose\nhint: angelia queue dlq list {failing}\n"
+    )
 
 
 def test_a_whole_queue_is_cleared_and_deleted_after_its_name_was_typed(

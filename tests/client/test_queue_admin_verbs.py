@@ -147,6 +147,8 @@ def test_what_consumers_note_about_a_message_is_found_again(client: Client, queu
         ("info", b'{"step":"charged"}'),
         ("end", b'"done"'),
     ]
+    with pytest.raises(InvalidArgument):
+        client.queues.trace(message, object())
     [named] = client.queues.traces_named(name).traces
     assert (named.queue_name, named.transaction_id) == (queue, message.transaction_id)
     assert name in {one.trace_name for one in client.queues.trace_names(limit=1000).trace_names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import subprocess
 import sys
@@ -271,6 +272,34 @@ def test_a_failure_is_told_in_its_words(recorder: Recorder) -> None:
     assert (told["status"], told["leaseId"], ack.json()["consumerGroup"]) == ("failed", "lease", "g")
     assert told["error"].startswith("KeyError: 'xxx")
     assert len(told["error"]) == queue_consumer.LONGEST_ERROR
+
+
+def test_an_exception_whose_text_is_no_unicode_or_cannot_be_made_fails_its_message_alone(
+    server: ServerProcess, client: Client, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "angelia.queues")  # pytest's workers cannot send such a text either
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    failures = {"file": FileNotFoundError(os.fsdecode(b"caf\xe9.txt")), "mute": Mute()}
+    client.queues.configure(queue, retry_limit=0)
+    client.queues.push_many(queue, ["file", "mute", "good"])
+    handled = Handled()
+
+    def handler(message: QueueMessage) -> None:
+        if message.data in failures:
+            raise failures[message.data]
+        handled(message)
+
+    with serving(server.start_url, queue, handler):
+        handled.wait_for("good")
+    assert {one.data: one.error for one in client.queues.dead_letters(queue).letters} == {
+        "file": r"FileNotFoundError: caf\udce9.txt",
+        "mute": "Mute: its text cannot be made",
+    }
+    assert left(client, queue) == []
 
 
 def test_a_handler_may_settle_its_message_itself(server: ServerProcess, client: Client, queue: str) -> None:

@@ -239,6 +239,21 @@ def test_what_failed_comes_again_and_becomes_a_dead_letter_at_last(client: Clien
     assert data(client.queues.pop(queue)) == ["good"]
 
 
+def test_an_error_text_with_what_is_no_unicode_is_sent_as_escapes(client: Client, queue: str) -> None:
+    """As in the name of a file that is no UTF-8."""
+    error = "no such file: caf\udce9"
+    client.queues.configure(queue, retry_limit=0)
+    client.queues.push_many(queue, range(4))
+    failed, dead, failed_in_one, dead_in_one = client.queues.pop(queue, batch=4)
+    client.queues.dead_letter(dead, error)
+    client.queues.commit(QueueTransaction().dead_letter(dead_in_one, error).nack(failed_in_one, error))
+    [failed] = client.queues.pop(queue)
+    client.queues.nack(failed, error)
+    letters = client.queues.dead_letters(queue).letters
+    assert sorted(one.data for one in letters) == [0, 1, 2, 3]
+    assert {one.error for one in letters} == {r"no such file: caf\udce9"}
+
+
 def test_what_is_given_back_comes_again_and_counts_no_failure(client: Client, queue: str) -> None:
     client.queues.configure(queue, retry_limit=0)
     client.queues.push(queue, 1)

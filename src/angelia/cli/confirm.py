@@ -29,6 +29,7 @@ class Deed:
     whole: str | None = None  # the name of the queue, room or group that would be gone
     where: str | None = None  # when it is not the server that the session talks to
     briefly: str | None = None  # what, in a refusal whose hint names the rest
+    for_good: bool = True  # it cannot be undone
 
 
 def may(session: CommandContext, deed: Deed) -> bool:
@@ -53,7 +54,8 @@ def require_terminal(session: CommandContext, deed: Deed) -> None:
 
 
 def _agreed(session: CommandContext, deed: Deed) -> bool:
-    question = f"{deed.verb.capitalize()} {deed.what} at {deed.where or session.url}, for good?"
+    for_good = ", for good" if deed.for_good else ""
+    question = f"{deed.verb.capitalize()} {deed.what} at {deed.where or session.url}{for_good}?"
     name = deed.whole or (str(deed.count) if deed.count > MANY else None)
     wanted = "[y/N]" if name is None else f"Type {name} to go on:"
     session.out.prompt(escape_line(f"{question} {wanted} "))

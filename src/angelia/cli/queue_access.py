@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from angelia.cli import lean_httpx
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
-from angelia.cli.times import LONGEST, parse_duration, parse_time
-from angelia.errors import AngeliaError, NotFound, Unauthenticated
+from angelia.cli.times import parse_duration, parse_time
+from angelia.errors import AngeliaError, NotFound, TooLarge, Unauthenticated
 
 if TYPE_CHECKING:
     import msgspec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 NO_GROUP = "__QUEUE_MODE__"  # the consumer group of those that name none
 ACTS = Needs.SERVER | Needs.AGENT | Needs.OPERATOR
+LONGEST_NAME, LONGEST_ID, LARGEST = 255, 1000, (1 << 31) - 1  # characters, characters, and of any number
 _COMPLETION_SECONDS = 0.3
 _MILLISECONDS = re.compile(r"(\d{1,10})ms", re.ASCII)
 
@@ -53,11 +55,20 @@ def next_steps(name: str | None) -> Iterator[None]:
     except Unauthenticated as error:
         error.hint = error.hint or "--as HANDLE signs; --token-file F or ANGELIA_TOKEN shows a token"
         raise
+    except TooLarge as error:
+        error.hint = error.hint or "a push has at most 32 MiB; what is larger is better stored elsewhere"
+        raise
     except NotFound as error:
         if name is not None and error.message in ("Queue not found", "there is no such queue"):
             raise NotFound(f"there is no queue {name}", hint="angelia queue list") from error
         error.hint = error.hint or "angelia queue list"
         raise
+
+
+def about(verb: str, name: str, group: str | None = None) -> str:
+    """The command for a queue, as hints name it: a name may have blanks."""
+    of_group = ["--group", group] if group else []
+    return shlex.join(["angelia", "queue", *verb.split(), name, *of_group])
 
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -78,9 +89,34 @@ def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return [CompletionItem(name) for name in names]
 
 
-name_argument = click.argument("name", metavar="NAME", shell_complete=queue_names)
-group_flag = click.option("--group", metavar="G", help="the consumer group (one for all that name none)")
-partition_flag = click.option("--partition", metavar="P", help="only this partition")
+def words(text: str) -> str:
+    """The type of a flag that takes any text; what a shell passes may be none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter("it is not UTF-8 text") from error
+    return text
+
+
+def a_name(text: str) -> str:
+    """The type of the names of queues, partitions, consumer groups, namespaces and tasks."""
+    return _bounded(text, LONGEST_NAME, "a name")
+
+
+def an_id(text: str) -> str:
+    """The type of ids that producers choose."""
+    return _bounded(text, LONGEST_ID, "an id")
+
+
+def _bounded(text: str, most: int, what: str) -> str:
+    if not 1 <= len(words(text)) <= most:
+        raise click.BadParameter(f"{what} has 1 to {most:,} characters")
+    return text
+
+
+name_argument = click.argument("name", type=a_name, metavar="NAME", shell_complete=queue_names)
+group_flag = click.option("--group", type=a_name, metavar="G", help="the consumer group (one for all that name none)")
+partition_flag = click.option("--partition", type=a_name, metavar="P", help="only this partition")
 
 
 def start(text: str) -> Start:
@@ -93,22 +129,32 @@ def start(text: str) -> Start:
         raise click.BadParameter(f"{text!r} is neither all nor new nor a time, such as 2026-11-15 or 15m") from error
 
 
+def some_length(text: str) -> int:
+    """The type of a flag that takes a length of time in seconds, 1s or longer."""
+    try:
+        seconds = int(parse_duration(text).total_seconds())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if seconds < 1:
+        raise click.BadParameter(f"{text} is shorter than 1s")
+    return _at_most(seconds, text, "68 years")
+
+
 def length(text: str) -> int:
     """The type of a flag that takes a length of time in seconds, 0 or off for none."""
-    if text in ("0", "off"):
-        return 0
-    try:
-        span = parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, or off") from error
-    return int(min(span, LONGEST).total_seconds())
+    return 0 if text in ("0", "0s", "off") else some_length(text)
 
 
 def milliseconds(text: str) -> int:
     """The type of a flag that takes a length of time in milliseconds, such as 250ms or 5s."""
-    if found := _MILLISECONDS.fullmatch(text.strip()):
-        return int(found[1])
-    return length(text) * 1000
+    found = _MILLISECONDS.fullmatch(text.strip())
+    return _at_most(int(found[1]) if found else length(text) * 1000, text, "24 days")
+
+
+def _at_most(number: int, text: str, most: str) -> int:
+    if number > LARGEST:
+        raise click.BadParameter(f"{text} is longer than {most}")
+    return number
 
 
 def json_text(raw: msgspec.Raw | bytes) -> str:
@@ -125,10 +171,19 @@ def checked_json(text: bytes, where: str = "") -> msgspec.Raw:
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = str(error) if isinstance(error, msgspec.DecodeError) else "it is not UTF-8"
         hint = "a text is a JSON string, in quotes of its own; --text sends it as it is"
-        raise Usage(f"{where or 'the message'} is no JSON: {why}", hint=hint) from error
+        raise Usage(f"{where or 'the message'} is no JSON: {_fault(text, error)}", hint=hint) from error
     return msgspec.Raw(text.strip())
+
+
+def _fault(text: bytes, error: Exception) -> str:
+    """What is wrong with JSON, in a few words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if not text.strip():
+        return "it is empty"
+    said = str(error).removeprefix("JSON is malformed: ")
+    return "it ends too early" if said == "Input data was truncated" else said
 
 
 def lines_of_stdin(session: CommandContext) -> Iterator[tuple[int, bytes]]:

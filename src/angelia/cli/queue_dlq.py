@@ -14,7 +14,18 @@ from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, short, show_list
-from angelia.cli.queue_access import ACTS, NO_GROUP, caller, json_text, name_argument, next_steps, one_line
+from angelia.cli.queue_access import (
+    ACTS,
+    NO_GROUP,
+    a_name,
+    about,
+    caller,
+    json_text,
+    name_argument,
+    next_steps,
+    one_line,
+    words,
+)
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AmbiguousId, NotFound
@@ -30,13 +41,13 @@ command = Noun("dlq", "dead letters: list, show, requeue, purge")
 
 def _filters(verb: F) -> F:
     """The flags that choose dead letters, besides --since and --until, which are about the failure."""
-    verb = click.option("--error", metavar="GLOB", help='only errors like this, such as "timeout*"')(verb)
-    verb = click.option("--partition", metavar="P", help="only of this partition")(verb)
-    return click.option("--group", metavar="G", help="only of this consumer group")(verb)
+    verb = click.option("--error", type=words, metavar="GLOB", help='only errors like this, such as "timeout*"')(verb)
+    verb = click.option("--partition", type=a_name, metavar="P", help="only of this partition")(verb)
+    return click.option("--group", type=a_name, metavar="G", help="only of this consumer group")(verb)
 
 
 @command.verb(name="list", example="angelia queue dlq list orders", needs=ACTS | Needs.PAGES | Needs.PERIOD)
-@click.argument("name", metavar="[NAME]", required=False)
+@click.argument("name", type=a_name, metavar="[NAME]", required=False)
 @_filters
 def list_(
     session: CommandContext, name: str | None, group: str | None, partition: str | None, error: str | None
@@ -57,7 +68,7 @@ def list_(
 
     def fetch(cursor: str | None, limit: int) -> Page[Any]:
         if cursor is not None and not cursor.isdecimal():
-            raise Usage(f"{cursor!r} is no cursor of this list", hint=f"angelia queue dlq list {name or ''}".strip())
+            raise Usage(f"{cursor!r} is no cursor of this list", hint=_look(name))
         begin = int(cursor or 0)
         page = queues.dead_letters(
             name,
@@ -77,13 +88,16 @@ def list_(
         if name is not None:
             queues.show(name)
         of = f" of {name}" if name else ""
-        show_list(session, fetch, columns, nothing=f"no dead letters{of}", hint=_look(name))
+        chosen = group or partition or error or session.shared.since or session.shared.until
+        none = f"no dead letters{of}" + (" that these flags choose" if chosen else "")
+        others = "angelia queue list" if name is None else about("show", name)
+        show_list(session, fetch, columns, nothing=none, hint=_look(name) if chosen else others)
 
 
 @command.verb(example="angelia queue dlq show orders 01a1e0d9-c2d", needs=ACTS)
 @name_argument
 @click.argument("id_", metavar="ID")
-@click.option("--group", metavar="G", help="only of this consumer group")
+@click.option("--group", type=a_name, metavar="G", help="only of this consumer group")
 def show(session: CommandContext, name: str, id_: str, group: str | None) -> None:
     """Show a dead letter with its payload.
 
@@ -132,7 +146,9 @@ def requeue(
             _only(chosen, _found(queues, name, id_, group))
         done = queues.requeue_dead_letters(name, dry_run=only_count, **chosen)
     what = f"{counted(done.count, 'dead letter')} of {name}"
-    if only_count:
+    if done.count == 0:
+        session.out.done(done, f"no dead letters of {name} to requeue")
+    elif only_count:
         session.out.note(f"dry run: would requeue {what}; nothing done")
     else:
         session.out.done(done, f"requeued {what} ({done.left:,} left)")
@@ -205,7 +221,7 @@ def _found(queues: BlockingQueues, name: str, id_: str, group: str | None) -> Qu
 
 
 def _look(name: str | None) -> str:
-    return "angelia queue dlq list" if name is None else f"angelia queue dlq list {name}"
+    return "angelia queue dlq list" if name is None else about("dlq list", name)
 
 
 def _record(letter: QueueDeadLetter) -> dict[str, object]:

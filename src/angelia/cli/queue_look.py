@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from angelia.cli.command_context import CommandContext
+from angelia.cli.errors import Usage
 from angelia.cli.escaping import escape_json, escape_line
 from angelia.cli.flags import PAGE, Needs
 from angelia.cli.grammar import Noun
@@ -16,6 +18,8 @@ from angelia.cli.paging import ago, pages_of, server_pages, short, show_list
 from angelia.cli.queue_access import (
     ACTS,
     NO_GROUP,
+    a_name,
+    about,
     caller,
     group_flag,
     json_text,
@@ -25,10 +29,11 @@ from angelia.cli.queue_access import (
     partition_flag,
     queue_names,
     shown_length,
+    words,
 )
 from angelia.cli.tables import GAP, Column, counted
 from angelia.cli.times import age, full
-from angelia.errors import NotFound
+from angelia.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from angelia.client import QueueMessage
@@ -42,9 +47,9 @@ verbs = Noun("queue", "")
 
 
 @verbs.verb(name="list", example="angelia queue list", needs=ACTS | Needs.PAGES)
-@click.argument("prefix", metavar="[PREFIX]", required=False, shell_complete=queue_names)
-@click.option("--namespace", metavar="N", help="only of this namespace")
-@click.option("--task", metavar="T", help="only of this task")
+@click.argument("prefix", type=words, metavar="[PREFIX]", required=False, shell_complete=queue_names)
+@click.option("--namespace", type=a_name, metavar="N", help="only of this namespace")
+@click.option("--task", type=a_name, metavar="T", help="only of this task")
 def list_(session: CommandContext, prefix: str | None, namespace: str | None, task: str | None) -> None:
     """List queues by name, with their states.
 
@@ -64,9 +69,9 @@ def list_(session: CommandContext, prefix: str | None, namespace: str | None, ta
     ]
     query = {"name": prefix, "namespace": namespace, "task": task}
     fetch = server_pages(caller(session).queues.list, lambda page: page.queues, **query)
-    nothing = "no queues yet" if not any(query.values()) else "no such queues"
+    nothing, hint = ("no such queues", "angelia queue list") if any(query.values()) else ("no queues yet", _FIRST)
     with next_steps(None):
-        show_list(session, fetch, columns, nothing=nothing, hint=_FIRST)
+        show_list(session, fetch, columns, nothing=nothing, hint=hint)
 
 
 @verbs.verb(example="angelia queue show jobs", needs=ACTS)
@@ -116,7 +121,7 @@ def queue_facts(queue: QueueRecord) -> list[tuple[str, str]]:
         ("namespace", queue.namespace),
         ("task", queue.task),
         *option_facts(options),
-        *[("group", f"{_group(one.name)}: {one.lag:,} behind, {_lag(one.lag_seconds)}") for one in queue.groups],
+        *[("group", f"{_group(one.name) or '-'}: {one.lag:,} behind, {_lag(one.lag_seconds)}") for one in queue.groups],
         ("created", full(queue.created_at)),
     ]
 
@@ -161,8 +166,10 @@ def tail(session: CommandContext, name: str, partition: str | None, most: int) -
 
     A line has time, id, partition and payload. Consumers do not notice: nothing is leased, and no
     cursor moves."""
+    queues = caller(session).queues
     with next_steps(name):
-        for message in caller(session).queues.tail(name, partition=partition, newest=most):
+        queues.messages(name, limit=1)  # a wrong URL is an error; only a server that was there is waited for
+        for message in queues.tail(name, partition=partition, newest=most):
             _print(session, [message])
 
 
@@ -176,7 +183,8 @@ def read(session: CommandContext, name: str, partition: str | None) -> None:
     nothing is leased, and no cursor moves."""
     shared, queues = session.shared, caller(session).queues
     after, count = shared.cursor, 0
-    with next_steps(name):
+    place = f"{name}/{partition}" if partition else name
+    with next_steps(name), _cursor_of(name, after):
         while True:
             page = queues.messages(name, partition=partition, after=after, limit=shared.limit or PAGE)
             _print(session, page.messages)
@@ -187,10 +195,21 @@ def read(session: CommandContext, name: str, partition: str | None) -> None:
                 break
         if count == 0:
             if shared.require:
-                raise NotFound(f"no messages in {name}", hint=f"angelia queue show {name}")
-            session.out.note(f"no messages in {name}")
+                raise NotFound(f"no messages in {place}", hint=about("show", name))
+            session.out.note(f"no messages in {place}")
         elif more and queues.messages(name, partition=partition, after=after, limit=1).messages:
             session.out.note(f"{count:,} shown; --all or --cursor {after}")
+
+
+@contextmanager
+def _cursor_of(name: str, cursor: str | None) -> Iterator[None]:
+    """Turns the refusal of a cursor into one that names the flag."""
+    try:
+        yield
+    except InvalidArgument as error:
+        if cursor is None or "`after`" not in error.message:
+            raise
+        raise Usage(f"--cursor: {cursor!r} is no cursor of this list", hint=about("read", name)) from error
 
 
 def _print(session: CommandContext, messages: Iterable[QueueMessage]) -> None:
@@ -228,11 +247,13 @@ def _time(at: datetime) -> str:
 
 
 @verbs.verb(example="angelia queue groups jobs", needs=ACTS | Needs.PAGES)
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=queue_names)
+@click.argument("name", type=a_name, metavar="[NAME]", required=False, shell_complete=queue_names)
 def groups(session: CommandContext, name: str | None) -> None:
     """List consumer groups, and how far each is behind.
 
-    MEMBERS is how many consumers hold a lease. The group `-` is that of consumers that name none."""
+    STATE is stable; lagging: a message waits for over 5 min; or dead: it has consumed
+    nothing and holds no lease. MEMBERS is how many consumers hold a lease.
+    The group `-` is that of consumers that name none."""
     columns: list[Column[GroupEntry]] = [
         Column("GROUP", lambda g: _group(g.name), long=True),
         Column("QUEUE", lambda g: g.queue_name, long=True),
@@ -248,7 +269,7 @@ def groups(session: CommandContext, name: str | None) -> None:
         if name is not None:
             queues.show(name)
         found = queues.groups(name)
-    hint = f"angelia queue pop {name or 'jobs'} --group mailer"
+    hint = about("pop", name or "jobs", "mailer")
     show_list(session, pages_of(found), columns, nothing="no consumer groups yet", hint=hint)
 
 
@@ -272,7 +293,7 @@ def lag(session: CommandContext, name: str, group: str | None) -> None:
         queues.show(name)
         found = sorted(_partitions(queues, name, group or NO_GROUP), key=lambda p: -p.time_lag_seconds)
     nothing = f"no consumer has read {name}" + (f" as {group}" if group else "")
-    show_list(session, pages_of(found), columns, nothing=nothing, hint=f"angelia queue groups {name}")
+    show_list(session, pages_of(found), columns, nothing=nothing, hint=about("groups", name))
 
 
 def _partitions(queues: BlockingQueues, name: str, group: str) -> list[GroupPartition]:

@@ -14,6 +14,9 @@ from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.queue_access import (
     ACTS,
+    LARGEST,
+    a_name,
+    about,
     caller,
     group_flag,
     length,
@@ -22,6 +25,8 @@ from angelia.cli.queue_access import (
     next_steps,
     partition_flag,
     shown_length,
+    some_length,
+    words,
 )
 from angelia.cli.queue_look import option_facts
 from angelia.cli.tables import counted
@@ -37,21 +42,22 @@ if TYPE_CHECKING:
     from angelia.queues.operator_api import QueueRecord
 
 _NEVER = 1 << 62  # seconds, of a rule that is off
+_COUNT, _NUMBER = click.IntRange(0, LARGEST), click.IntRange(-LARGEST, LARGEST)
 
 verbs = Noun("queue", "")
 
 
 @verbs.verb(example="angelia queue configure jobs --lease 10m --retries 5", needs=ACTS | Needs.YES)
 @name_argument
-@click.option("--lease", "lease_time", type=length, metavar="D", help="how long popped messages are leased (5m)")
-@click.option("--retries", "retry_limit", type=click.IntRange(0), metavar="N", help="deliveries after a failure (3)")
+@click.option("--lease", "lease_time", type=some_length, metavar="D", help="how long popped messages are leased (5m)")
+@click.option("--retries", "retry_limit", type=_COUNT, metavar="N", help="deliveries after a failure (3)")
 @click.option("--retry-delay", type=milliseconds, metavar="D", help="before each of these, such as 250ms or 1m (1s)")
-@click.option("--priority", type=int, metavar="N", help="higher first, if a pop may choose between queues (0)")
+@click.option("--priority", type=_NUMBER, metavar="N", help="higher first, if a pop may choose between queues (0)")
 @click.option(
     "--delay", "delayed_processing", type=length, metavar="D", help="deliver messages so long after their push (off)"
 )
 @click.option("--window", "window_buffer", type=length, metavar="D", help="deliver when no push came for so long (off)")
-@click.option("--max-size", type=click.IntRange(0), metavar="N", help="refuse pushes beyond so many pending (0, off)")
+@click.option("--max-size", type=_COUNT, metavar="N", help="refuse pushes beyond so many pending (0, off)")
 @click.option(
     "--max-wait", "max_wait_time_seconds", type=length, metavar="D", help="skip messages that wait for longer (off)"
 )
@@ -68,8 +74,8 @@ verbs = Noun("queue", "")
 @click.option("--no-archive", is_flag=True, help="remove them without that")
 @click.option("--encrypt", is_flag=True, help="store payloads encrypted from now on")
 @click.option("--no-encrypt", is_flag=True, help="store payloads plain from now on; encrypted ones stay readable")
-@click.option("--namespace", metavar="N", help="its namespace: `pop --namespace` pops from several queues")
-@click.option("--task", metavar="T", help="its task: `pop --task` likewise")
+@click.option("--namespace", type=words, metavar="N", help="its namespace: `pop --namespace` pops from several queues")
+@click.option("--task", type=words, metavar="T", help="its task: `pop --task` likewise")
 @partition_flag
 def configure(
     session: CommandContext,
@@ -148,7 +154,7 @@ def _may_change(session: CommandContext, name: str, options: QueueOptions, prese
         if after and after < before:
             verb, doing = ("skip", "skipping") if rule == "max_wait_time_seconds" else ("remove", "removing")
             what = what.format(name, shown_length(after))
-            return may(session, Deed(verb, doing, what, f"angelia queue show {name}"))
+            return may(session, Deed(verb, doing, what, about("show", name)))
     if session.shared.dry_run:
         session.out.note(f"dry run: would configure {name} and remove no message; nothing done")
     return not session.shared.dry_run
@@ -182,15 +188,17 @@ def replay(session: CommandContext, name: str, group: str | None, partition: str
     )
     where = f"the {place}" if isinstance(place, str) else full(place)
     with next_steps(name):
-        queues.show(name)
+        queue = queues.show(name)
+        if group is not None:
+            _check_group(queue, group)
         if partition is None:
             told = queues.seek(name, place, group=group, dry_run=True)
             effect = f"{told.read_again:,} read again, {told.skipped:,} skipped"
             what = f"{moved} to {where} ({effect})"
         else:
+            _check_partition(queues, name, partition)
             what = f"{moved} to {where}"
-        look = f"angelia queue lag {name}" + (f" --group {group}" if group else "")
-        if not may(session, Deed("move", "moving", what, look)):
+        if not may(session, Deed("move", "moving", what, about("lag", name, group), for_good=False)):
             return
         done = queues.seek(name, place, group=group, partition=partition)
     effect = f"{counted(done.read_again, 'message')} read again, {done.skipped:,} skipped"
@@ -224,7 +232,7 @@ def resume(session: CommandContext, pushes: bool) -> None:
             session.out.done(queues.resume_pops(), "resumed: pops return messages")
             return
         done = queues.resume_pushes()
-    waits = f"; {counted(done.buffered_messages, 'message')} are still being stored" if done.buffered_messages else ""
+    waits = f"; still to be stored: {counted(done.buffered_messages, 'message')}" if done.buffered_messages else ""
     session.out.done(done, f"resumed: pushes are stored at once{waits}")
 
 
@@ -239,12 +247,12 @@ def clear(session: CommandContext, name: str, partition: str | None) -> None:
     place = f"{name}/{partition}" if partition else name
     with next_steps(name):
         queues.show(name)
+        if partition is not None:
+            _check_partition(queues, name, partition)
         found = [one for one in queues.partitions(name) if partition in (None, one.name)]
-        if partition is not None and not found:
-            raise NotFound(f"{name} has no partition {partition}", hint=f"angelia queue partitions {name}")
         count = sum(one.stats.total for one in found)
         what = f"{counted(count, 'message')} of {place}"
-        if not may(session, Deed("remove", "removing", what, f"angelia queue show {name}", count, place)):
+        if not may(session, Deed("remove", "removing", what, about("show", name), count, place)):
             return
         done = queues.clear(name, partition=partition)
     session.out.done(done, f"removed {counted(done.cleared, 'message')} of {place}")
@@ -252,7 +260,7 @@ def clear(session: CommandContext, name: str, partition: str | None) -> None:
 
 @verbs.verb(example="angelia queue delete jobs", needs=ACTS | Needs.YES)
 @name_argument
-@click.option("--group", metavar="G", help="only this consumer group of the queue, with its dead letters")
+@click.option("--group", type=a_name, metavar="G", help="only this consumer group of the queue, with its dead letters")
 def delete(session: CommandContext, name: str, group: str | None) -> None:
     """Delete a queue with all that it has, for good.
 
@@ -265,16 +273,26 @@ def delete(session: CommandContext, name: str, group: str | None) -> None:
             return
         total = sum(one.stats.total for one in queues.partitions(name))
         what = f"the queue {name} with {counted(total, 'message')} and {counted(found.dead, 'dead letter')}"
-        if not may(session, Deed("delete", "deleting", what, f"angelia queue show {name}", total, name)):
+        if not may(session, Deed("delete", "deleting", what, about("show", name), total, name)):
             return
         done = queues.delete(name)
     session.out.done(done, f"deleted {what}")
 
 
 def _delete_group(session: CommandContext, queues: BlockingQueues, queue: QueueRecord, group: str) -> None:
-    if group not in {one.name for one in queue.groups}:
-        raise NotFound(f"{queue.name} has no consumer group {group}", hint=f"angelia queue groups {queue.name}")
+    _check_group(queue, group)
     letters = queues.dead_letters(queue.name, group=group, limit=1).total
     what = f"the consumer group {group} of {queue.name} with {counted(letters, 'dead letter')}"
-    if may(session, Deed("delete", "deleting", what, f"angelia queue groups {queue.name}", letters, group)):
+    if may(session, Deed("delete", "deleting", what, about("groups", queue.name), letters, group)):
         session.out.done(queues.delete_group(group, queue.name), f"deleted {what}")
+
+
+def _check_group(queue: QueueRecord, group: str) -> None:
+    """Raises NotFound for a consumer group that never read a queue: to move it would make it, of a name mistyped."""
+    if group not in {one.name for one in queue.groups}:
+        raise NotFound(f"{queue.name} has no consumer group {group}", hint=about("groups", queue.name))
+
+
+def _check_partition(queues: BlockingQueues, name: str, partition: str) -> None:
+    if partition not in {one.name for one in queues.partitions(name)}:
+        raise NotFound(f"{name} has no partition {partition}", hint=about("partitions", name))

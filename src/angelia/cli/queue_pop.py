@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Unpack
@@ -18,6 +19,8 @@ from angelia.cli.grammar import Noun
 from angelia.cli.queue_access import (
     ACTS,
     NO_GROUP,
+    a_name,
+    an_id,
     caller,
     group_flag,
     json_text,
@@ -27,10 +30,11 @@ from angelia.cli.queue_access import (
     partition_flag,
     queue_names,
     start,
+    words,
 )
 from angelia.cli.tables import counted
 from angelia.cli.times import age
-from angelia.errors import NotFound
+from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
     from angelia.client import Client, QueueMessage, SettledMessage
@@ -38,17 +42,19 @@ if TYPE_CHECKING:
     from angelia.client.queue_messages import ClaimedMessages
 
 _AT_ONCE = 1_000
-_WAIT, _LONGEST_WAIT = 20.0, 86_400.0  # seconds: of one request, and of all together
+_LINES = "as `angelia queue pop NAME --json` prints them"
+_WAIT = 20.0  # seconds of one request
+_SOON, _PAUSE = 0.5, 1.0  # an answer without messages that comes so soon is not asked for again at once
 
 verbs = Noun("queue", "")
 
 
 @verbs.verb(example="angelia queue pop jobs --ack", needs=ACTS)
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=queue_names)
+@click.argument("name", type=a_name, metavar="[NAME]", required=False, shell_complete=queue_names)
 @group_flag
 @partition_flag
-@click.option("--namespace", metavar="N", help="of all queues of this namespace; no NAME")
-@click.option("--task", metavar="T", help="of all queues of this task; no NAME")
+@click.option("--namespace", type=a_name, metavar="N", help="of all queues of this namespace; no NAME")
+@click.option("--task", type=a_name, metavar="T", help="of all queues of this task; no NAME")
 @click.option("-n", "--limit", "most", type=click.IntRange(1, 10_000), default=1, metavar="N", help="so many (1)")
 @click.option("--partitions", type=click.IntRange(1, 1000), default=1, metavar="N", help="of so many partitions (1)")
 @click.option(
@@ -98,10 +104,7 @@ def pop(
             task=task,
         )
         if not found.messages:
-            nothing = f"nothing to deliver{f' in {name}' if name else ''}"
-            if must:
-                raise NotFound(nothing, hint="--wait waits for messages")
-            session.out.note(nothing)
+            _say_why_nothing_came(session, client, name, must)
             return
         _print(session, found.messages)
         if ack:
@@ -116,9 +119,12 @@ def _seconds(wait: str | None) -> float:
     if wait is None:
         return 0.0
     try:
-        return min(float(wait), _LONGEST_WAIT) if wait else _LONGEST_WAIT
-    except ValueError as error:
-        raise Usage(f"--wait: {wait!r} is no number of seconds", hint="without S it waits until some come") from error
+        seconds = float(wait or "inf")
+    except ValueError:
+        seconds = -1.0
+    if seconds >= 0:
+        return seconds
+    raise Usage(f"--wait: {wait!r} is no number of seconds", hint="without S it waits until some come")
 
 
 def _claimed(client: Client, name: str | None, seconds: float, **options: Unpack[PopOptions]) -> ClaimedMessages:
@@ -127,11 +133,34 @@ def _claimed(client: Client, name: str | None, seconds: float, **options: Unpack
 
     deadline = time.monotonic() + seconds
     while True:
-        left = max(0.0, deadline - time.monotonic())
+        began = time.monotonic()
+        left = max(0.0, deadline - began)
         options["wait"] = min(left, _WAIT)
         found = client.run(claim(name, **options))
         if found.messages or left <= 0:
             return found
+        if time.monotonic() - began < _SOON:  # pops are paused, or the server is stopping
+            time.sleep(min(left, _PAUSE))
+
+
+def _say_why_nothing_came(session: CommandContext, client: Client, name: str | None, must: bool) -> None:
+    """Prints that there was no message, and why as far as the caller may see; with `must` that is an error."""
+    nothing, hint = f"nothing to deliver{f' in {name}' if name else ''}", ""
+    if must or not session.shared.quiet:
+        try:
+            if client.queues.maintenance().pop_maintenance_mode:
+                nothing, hint = f"{nothing}: pops are paused in all queues", "`angelia queue resume` ends that"
+            elif name is not None:
+                client.queues.messages(name, limit=1)
+        except NotFound:
+            nothing, hint = f"{nothing}: there is no such queue yet", "angelia queue list"
+        except AngeliaError:
+            pass
+    if must:
+        raise NotFound(nothing, hint=hint or "--wait waits for messages")
+    session.out.note(nothing)
+    if hint:
+        session.out.note(f"hint: {hint}")
 
 
 def _print(session: CommandContext, messages: Sequence[QueueMessage]) -> None:
@@ -154,9 +183,11 @@ def _say_how_to_ack(session: CommandContext, found: ClaimedMessages) -> None:
 
 
 @verbs.verb(example="angelia queue pop jobs -n 10 --json | angelia queue ack --lines", needs=ACTS)
-@click.argument("transaction_id", metavar="[ID]", required=False)
-@click.option("--partition-id", metavar="UUID", help="the id of its partition, as `queue pop --json` prints it")
-@click.option("--lease", metavar="UUID", help="the lease under which it was popped")
+@click.argument("transaction_id", type=an_id, metavar="[ID]", required=False)
+@click.option(
+    "--partition-id", type=words, metavar="UUID", help="the id of its partition, as `queue pop --json` prints it"
+)
+@click.option("--lease", type=words, metavar="UUID", help="the lease under which it was popped")
 @group_flag
 @click.option("--lines", is_flag=True, help="acknowledge the messages of stdin, as `queue pop --json` prints them")
 @click.option("--failed", is_flag=True, help="it failed: deliver it again, or make it a dead letter after too many")
@@ -202,7 +233,7 @@ def ack(
         else iter([_message(transaction_id or "", partition_id or "", lease or "", group or "")])
     )
     done = died = 0
-    with next_steps(None):
+    with _which_message():
         while some := list(islice(messages, _AT_ONCE)):
             settled = settle(some)
             done, died = done + len(settled), died + sum(one.dead_letter for one in settled)
@@ -211,6 +242,17 @@ def ack(
     if not session.shared.json and not session.shared.quiet:
         word = "gave up" if dead else "failed" if failed else "gave back" if retry else "acknowledged"
         session.out.line(f"{word} {done:,}" + (f"; {counted(died, 'dead letter')}" if died else ""))
+
+
+@contextmanager
+def _which_message() -> Iterator[None]:
+    """Adds the hint where the names of a message are found."""
+    with next_steps(None):
+        try:
+            yield
+        except NotFound as error:
+            error.hint = "ID, --partition-id, --lease and --group are as `angelia queue pop NAME --json` printed them"
+            raise
 
 
 def _settled_record(settled: SettledMessage) -> dict[str, object]:
@@ -228,11 +270,12 @@ def _read(number: int, line: bytes, group: str | None) -> QueueMessage:
 
     try:
         said = msgspec.json.decode(line, type=dict[str, object])
+        if missing := [name for name in ("transactionId", "partitionId") if not said.get(name)]:
+            raise Usage(f"line {number:,} is no message: it has no {missing[0]}", hint=_LINES)
         ids = [said.get(name) or "" for name in ("transactionId", "partitionId", "leaseId", "consumerGroup")]
         return _message(*msgspec.convert([*ids[:3], group or ids[3]], tuple[str, str, str, str]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = "as `angelia queue pop NAME --json` prints them"
-        raise Usage(f"line {number:,} is no message: {error}", hint=hint) from error
+        raise Usage(f"line {number:,} is no message: {error}", hint=_LINES) from error
 
 
 def _message(transaction_id: str, partition_id: str, lease: str, group: str) -> QueueMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,19 @@ from angelia.cli.errors import Usage
 from angelia.cli.grammar import Noun
 from angelia.cli.message_body import read_body
 from angelia.cli.progress import ProgressBar
-from angelia.cli.queue_access import ACTS, caller, checked_json, lines_of_stdin, name_argument, next_steps
+from angelia.cli.queue_access import (
+    ACTS,
+    a_name,
+    about,
+    an_id,
+    caller,
+    checked_json,
+    lines_of_stdin,
+    name_argument,
+    next_steps,
+)
 from angelia.cli.tables import counted
-from angelia.errors import AngeliaError, NotFound
+from angelia.errors import AngeliaError, NotFound, TooLarge
 
 if TYPE_CHECKING:
     import msgspec
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from angelia.client import Client, PushedMessage
 
 _AT_ONCE = 1_000
+_LONGEST = 32 << 20  # bytes of a request
 
 verbs = Noun("queue", "")
 
@@ -30,9 +42,11 @@ verbs = Noun("queue", "")
 @verbs.verb(example="""angelia queue push jobs '{"task":"resize","id":7}'""", needs=ACTS)
 @name_argument
 @click.argument("body", metavar="[JSON]", required=False)
-@click.option("--partition", metavar="P", help="its partition, whose messages stay in order (Default)")
-@click.option("--id", "transaction_id", metavar="ID", help="an id of yours: a second message with it is a duplicate")
-@click.option("--trace-id", metavar="UUID", help="a trace that it belongs to")
+@click.option("--partition", type=a_name, metavar="P", help="its partition, whose messages stay in order (Default)")
+@click.option(
+    "--id", "transaction_id", type=an_id, metavar="ID", help="an id of yours: a second message with it is a duplicate"
+)
+@click.option("--trace-id", type=an_id, metavar="ID", help="a trace that it belongs to")
 @click.option("--text", "is_text", is_flag=True, help="push the text as a JSON string")
 @click.option("--lines", is_flag=True, help="push each line of stdin: NDJSON, or with --text any text")
 def push(
@@ -47,15 +61,13 @@ def push(
 ) -> None:
     """Push a message: any JSON, as an argument or from stdin. A queue that does not exist is made."""
     if lines and (body is not None or transaction_id is not None):
-        raise Usage(
-            "--lines reads the messages from stdin", hint=f"angelia queue push {name} --lines < messages.ndjson"
-        )
+        raise Usage("--lines reads the messages from stdin", hint=f"{about('push', name)} --lines < messages.ndjson")
     client = caller(session)
     with next_steps(name):
         if lines:
             _push_lines(session, client, name, partition, is_text)
             return
-        payload = _payload(read_body(session, body), is_text, from_stdin=body in (None, "-"))
+        payload = _payload(_body(session, body), is_text, from_stdin=body in (None, "-"))
         is_new = not session.shared.quiet and not session.shared.json and _is_new(client, name)
         pushed = client.queues.push(
             name, payload, partition=partition, transaction_id=transaction_id, trace_id=trace_id
@@ -68,6 +80,18 @@ def push(
     }[pushed.status]
     id_ = pushed.id or pushed.transaction_id
     session.out.done(_pushed_record(pushed), said, id_, quietly=id_)
+
+
+def _body(session: CommandContext, given: str | None) -> bytes:
+    """The bytes of a message; `-` or nothing means stdin."""
+    if given not in (None, "-"):
+        return read_body(session, given)
+    if sys.stdin.isatty():
+        session.out.note("type the message, Ctrl-D ends it")
+    body = sys.stdin.buffer.read(_LONGEST + 1)
+    if len(body) > _LONGEST:
+        raise TooLarge("a push has at most 32 MiB, and stdin has more", hint="--lines pushes each line by itself")
+    return body
 
 
 def _push_lines(session: CommandContext, client: Client, name: str, partition: str | None, is_text: bool) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from angelia.client.exchange import Exchange
 from angelia.client.operation_requests import ask, request_for
 from angelia.client.queue_calls import wire_time
-from angelia.client.queue_messages import QueueMessage
+from angelia.client.queue_messages import QueueMessage, json_of
 from angelia.errors import InvalidArgument
 from angelia.queues import admin_api as admin
 from angelia.queues import listings_api as listings
@@ -229,7 +229,7 @@ def trace(
     body = messages.TraceBody(
         transaction_id=message.transaction_id,
         partition_id=message.partition_id,
-        data=msgspec.Raw(msgspec.json.encode(data)),
+        data=json_of(data, "the note"),
         consumer_group=message.group or None,
         trace_names=names,
         event_type=event_type,

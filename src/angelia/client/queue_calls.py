@@ -17,6 +17,7 @@ from angelia.client.queue_messages import (
     PushedMessage,
     QueueItem,
     QueueMessage,
+    error_text,
     item_body,
     push_refusal,
     pushed_message,
@@ -236,7 +237,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Exchange[list[api.AckRecord
     """Settles messages of one consumer group in one request. Returns for each whether that was taken."""
     body = api.AckBatchBody(
         [
-            api.AckBatchItem(one.transaction_id, one.partition_id, one.lease_id or None, status, error)
+            api.AckBatchItem(one.transaction_id, one.partition_id, one.lease_id or None, status, error_text(error))
             for one, status, error in settlements
         ],
         settlements[0][0].group or None,

@@ -244,7 +244,7 @@ class QueueConsumer:
         except Exception as error:  # whatever a handler raises, its message failed, and the others go on
             if message.settled_as is None:
                 log.exception("message %s of %s failed", message.id, message.queue)
-                return "failed", f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+                return "failed", _told(error)
             log.exception("message %s of %s was settled before this error", message.id, message.queue)
         return message.settled_as or "completed", None
 
@@ -318,6 +318,15 @@ class QueueConsumer:
             # The server's clock is known to two seconds: its Date has whole ones, and is made once a second.
             lease.begin(max(seconds - 2, SHORTEST_LEASE))
             self._lease_seconds.update(dict.fromkeys(lease.queues, lease.seconds))
+
+
+def _told(error: Exception) -> str:
+    """Returns what is told of an exception, also if it has no text."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  a fault of the handler's own exception
+        said = "its text cannot be made"
+    return f"{type(error).__name__}: {said}"[:LONGEST_ERROR]
 
 
 async def _cancel(*tasks: asyncio.Task[object]) -> None:

@@ -85,17 +85,27 @@ def item_body(item: QueueItem, queue: str | None, partition: str | None) -> api.
     named = item.queue or queue
     if named is None:
         raise InvalidArgument("the item names no queue")
-    try:
-        payload = msgspec.Raw(msgspec.json.encode(item.payload))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"the payload cannot be written as JSON: {error}") from error
     return api.PushItemBody(
         queue=named,
         partition=item.partition or partition,
-        payload=payload,
+        payload=json_of(item.payload, "the payload"),
         transactionId=item.transaction_id or str(uuid4()),
         traceId=item.trace_id,
     )
+
+
+def json_of(value: Any, what: str) -> msgspec.Raw:
+    """Returns a value as JSON; InvalidArgument if JSON cannot say it."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"{what} cannot be written as JSON: {error}") from error
+
+
+def error_text(error: str | None) -> str | None:
+    """Returns the error of a message as it is sent. A lone surrogate, as in file names that are no UTF-8, is written as
+    its escape: no JSON can have it, and the message would never be settled."""
+    return None if error is None else error.encode("utf-8", "backslashreplace").decode()
 
 
 def pushed_message(item: QueueItem, record: api.PushedRecord) -> PushedMessage | None:

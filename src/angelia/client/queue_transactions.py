@@ -7,7 +7,7 @@ from typing import Any, Self
 from angelia.client.exchange import Exchange
 from angelia.client.operation_requests import ask
 from angelia.client.queue_calls import Settlement
-from angelia.client.queue_messages import PushedMessage, QueueItem, QueueMessage, item_body
+from angelia.client.queue_messages import PushedMessage, QueueItem, QueueMessage, error_text, item_body
 from angelia.errors import AlreadyExists, AngeliaError, Conflict, LeaseLost, NotFound, QueueFull
 from angelia.queues import api
 
@@ -62,7 +62,9 @@ def commit(transaction: QueueTransaction) -> Exchange[list[PushedMessage]]:
     """Carries a transaction out, and returns the messages that it pushed. If it is refused, nothing was done. If the
     network fails, it may have been carried out or not: if not, the messages that it settles are delivered again."""
     operations: list[api.TransactionPush | api.TransactionAck] = [
-        api.TransactionAck(one.transaction_id, one.partition_id, status, one.group or None, one.lease_id or None, error)
+        api.TransactionAck(
+            one.transaction_id, one.partition_id, status, one.group or None, one.lease_id or None, error_text(error)
+        )
         for one, status, error in transaction.settlements
     ]
     if transaction.items:
