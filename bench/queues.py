@@ -8,6 +8,7 @@ held        The same while another connection holds a transaction open, after it
 groups      Ten consumer groups read every message. The peers have no consumer groups: each has a table or queue of its
             own, and a push sends to all ten.
 partitions  Our queue with 10,000 partitions beside one with a single partition; one producer, then one consumer.
+held-cost   Our queue while another connection holds a transaction open, beside one in a PostgreSQL where none does.
 history     Our queue after so many messages were pushed and consumed, beside a fresh one in another PostgreSQL.
 storage     Bytes on disk for each message, with indexes, after pushes in batches of a hundred and of one.
 temporary   Bytes on disk after a week of traffic, of which half is consumed, with eviction and a retention of an hour
@@ -176,6 +177,18 @@ async def _history(urls: Urls, fresh_urls: Urls, effort: Effort) -> list[Result]
     return against(what, measured.pop("old"), measured, note)
 
 
+async def _held_cost(urls: Urls, free_urls: Urls, effort: Effort) -> list[Result]:
+    load = effort.hundreds
+    async with service(urls) as queues, service(free_urls) as free_queues, held_transaction(urls[0]):
+        held, free = [await OurQueue.made(side, 2 * load.callers) for side in (queues, free_queues)]
+        for side in (held, free):
+            await push_all(side, load.fewer(effort.held))
+            await take_all(side, load.fewer(effort.held))
+        measured = await rounds(effort.rounds, {"held": (held, load), "none held": (free, load)})
+    note = f"{load.callers} callers, {load.batch} a call; it saw {effort.held:,} messages before"
+    return against("held transaction", measured.pop("held"), measured, note)
+
+
 async def _temporary_bytes(urls: Urls, effort: Effort, options: Mapping[str, object]) -> int:
     """Sends a week's traffic through a queue. Returns by how many bytes its tables grew."""
     load = effort.hundreds
@@ -209,7 +222,11 @@ _IN_ONE: dict[str, Callable[[str, QueuesSlice, Effort], Awaitable[list[Result]]]
     "partitions": _partitions,
     "storage": _storage,
 }
-SECTIONS = (*_IN_ONE, "history", "temporary")
+_IN_TWO: dict[str, Callable[[Urls, Urls, Effort], Awaitable[list[Result]]]] = {
+    "held-cost": _held_cost,
+    "history": _history,
+}
+SECTIONS = (*_IN_ONE, *_IN_TWO, "temporary")
 
 
 def main(*, quick: bool, only: Sequence[str] = SECTIONS) -> list[Result]:
@@ -219,9 +236,10 @@ def main(*, quick: bool, only: Sequence[str] = SECTIONS) -> list[Result]:
         for name, section in _IN_ONE.items():
             if name in only:
                 results += uvloop.run(_measured(urls, section, effort))
-        if "history" in only:
-            with stores() as fresh:
-                results += uvloop.run(_history(urls, fresh, effort))
+        for name, in_two in _IN_TWO.items():
+            if name in only:
+                with stores() as fresh:
+                    results += uvloop.run(in_two(urls, fresh, effort))
     if "temporary" in only:
         results.append(_temporary(effort))
     return results

@@ -65,8 +65,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.parent.chmod(0o755)
     made = dict(_FILE.findall(PAGE))
     assert len(made) == 10
+    number = len(list((copy / "stores/migrations").glob("*.up.sql"))) + 1
     for name, text in made.items():
-        path = copy / name
+        path = copy / name.replace("NNNN", f"{number:04}")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
     (copy / "notes/__init__.py").touch()
