@@ -64,12 +64,20 @@ def run(argv: list[str]) -> int:
         code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; what is left must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return PIPE_CLOSED
     except OSError as error:
-        return report(of_system(error), manner_of(argv))
+        code = report(of_system(error), manner_of(argv))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_stdout()
     return code
+
+
+def _give_up_stdout() -> None:
+    """Python flushes stdout once more at exit; what is left must not raise again, since that changes the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:
