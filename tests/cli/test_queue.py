@@ -302,8 +302,11 @@ def test_messages_of_several_queues_and_from_a_start_are_popped(run: Talker) -> 
 
 def test_a_message_is_acknowledged_only_after_it_was_printed(run: Talker, queue: str) -> None:
     run.does("push", queue, "1")
+    # What stays in the buffer of stdout is written again at exit, and must not change the exit code.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    argv = [*PROGRAM, "queue", "pop", queue, "--ack"]
     with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run([*PROGRAM, "queue", "pop", queue, "--ack"], stdout=full, stderr=subprocess.PIPE)
+        ended = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env=buffered)
     assert ended.returncode == 1
     assert b"disk_full" in ended.stderr
 
