@@ -44,12 +44,13 @@ class RawAnswer:
 
 
 @asynccontextmanager
-async def listening(application: ASGIApp) -> AsyncIterator[int]:
-    """Serves on a loopback port, with the HTTP protocol of the real server."""
-    # Protocol TCP by name: only then asyncio turns Nagle's algorithm off for connections.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
+async def listening(application: ASGIApp, listener: socket.socket | None = None) -> AsyncIterator[int]:
+    """Serves on a loopback port, or on a socket that listens, with the HTTP protocol of the real server."""
+    if listener is None:
+        # Protocol TCP by name: only then asyncio turns Nagle's algorithm off for connections.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
     config = uvicorn.Config(
         application, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )
@@ -57,7 +58,7 @@ async def listening(application: ASGIApp) -> AsyncIterator[int]:
     # The socket listens already, so clients need not wait for the server: their connections queue.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield listener.getsockname()[1]
+        yield listener.getsockname()[1] if listener.family == socket.AF_INET else 0
     finally:
         server.should_exit = True
         await serving

@@ -1,10 +1,12 @@
-"""The listening socket. It is bound before the slow parts of a start; errors name the address and the port."""
+"""The listening sockets. The server's is bound before the slow parts of a start; errors name address and port."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
+from pathlib import Path
 
 from angelia.errors import StartFailed
 from angelia.settings import Settings
@@ -31,6 +33,32 @@ def bind(settings: Settings, *, patient: bool) -> socket.socket:
                 time.sleep(0.1)
                 continue
             raise _bind_failed(settings, error) from error
+
+
+def refuse_nameless(settings: Settings) -> None:
+    """StartFailed for a server that others can reach, if nothing says what it is called there."""
+    if not settings.loopback and settings.public_url is None:
+        raise StartFailed(
+            f"{settings.host} can be reached from elsewhere, and no public_url says what the server is called there",
+            hint="say --public-url http://NAME:PORT as clients have it: agents sign every request for that name",
+        )
+
+
+def bind_local(path: Path) -> socket.socket:
+    """Returns a Unix socket that listens on a path, and that only this user can reach."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise StartFailed(f"the socket {path} cannot be made: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    return listener
 
 
 def _listen(family: int, address: tuple[object, ...]) -> socket.socket:

@@ -117,7 +117,8 @@ async def test_every_route_is_in_the_api_document_and_nothing_else(start) -> Non
 
 
 async def test_a_route_that_needs_a_credential_says_so_and_documents_401(start) -> None:
-    server: Server = await start(limits={"unproven": "off"}, jwt_secret="not in open mode, where queues need none")
+    secret = "not in open mode, where queues need none"
+    server: Server = await start(spool=True, limits={"unproven": "off"}, jwt_secret=secret)
     for (method, path), operation in _operations((await server.get("/openapi.json")).json()).items():
         headers = {"content-type": "application/json"}
         answer = await server.request(method, path.replace("{", "").replace("}", ""), headers=headers)

@@ -97,7 +97,7 @@ async def test_healthz_says_that_the_process_lives_whatever_the_stores_do(
 
 
 async def test_monitors_need_no_credential_and_are_never_limited(start) -> None:
-    server: Server = await start()
+    server: Server = await start(spool=True)
     for path in ("/health", "/healthz", "/metrics", "/metrics/prometheus", "/api"):
         answer = await server.get(path)
         assert (answer.status_code, "x-ratelimit-limit" in answer.headers) == (200, False), path

@@ -1,7 +1,8 @@
 """What an operation of the API is: shared by server and SDK. A leaf package: it imports no slice."""
 
+from angelia.api.admission import Admission, UnverifiedRequest
 from angelia.api.author_proof import AicqAuthorProof, AuthorProof, SignatureAuthorProof, kept_proof
-from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role, subject_of
+from angelia.api.caller import ROLES, Address, AgentRow, Caller, ClientAddress, Role, subject_of
 from angelia.api.clock import clock
 from angelia.api.operation import JSON, NOTHING, PARAMETER, Access, Operation, Per, Rule, Surface
 from angelia.api.outcomes import ItemProblem, item_problem
@@ -21,12 +22,14 @@ __all__ = [
     "ROLES",
     "Access",
     "Address",
+    "Admission",
     "AgentRow",
     "AicqAuthorProof",
     "Answer",
     "AuthorProof",
     "Call",
     "Caller",
+    "ClientAddress",
     "Handler",
     "ItemProblem",
     "Moment",
@@ -40,6 +43,7 @@ __all__ = [
     "SignatureAuthorProof",
     "Surface",
     "Tick",
+    "UnverifiedRequest",
     "clock",
     "cursor_after",
     "item_problem",

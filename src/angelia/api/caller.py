@@ -56,6 +56,18 @@ def subject_of(address: Address) -> str:
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
+class ClientAddress(msgspec.Struct, frozen=True):
+    """The address of a caller, with what is made of it for each request: its text, and what is counted."""
+
+    address: Address
+    text: str
+    subject: str
+
+    @classmethod
+    def of(cls, address: Address) -> ClientAddress:
+        return cls(address, str(address), subject_of(address))
+
+
 class Caller(msgspec.Struct, frozen=True):
     """A caller that the guard admitted; the only source from which slices know the caller."""
 
@@ -76,6 +88,11 @@ class Caller(msgspec.Struct, frozen=True):
         if self.name is not None:
             return self.name
         return self.agent.handle if self.agent is not None else "anonymous"
+
+    @property
+    def counted_as(self) -> str:
+        """What is counted of the caller, where an address has many callers."""
+        return self.known_as
 
     @property
     def is_operator(self) -> bool:

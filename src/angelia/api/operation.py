@@ -99,6 +99,8 @@ class Operation(Generic[A]):
     repeatable: bool = True  # idempotent, so a client may retry it
     page: bool = False  # a document that browsers may reach by a link from another site
     open_locally: bool = False  # served without a credential in open mode
+    with_token: bool = False  # outside open mode it takes a token of role read-write besides the signature
+    private_path: bool = False  # the log shows its template only
 
     def __post_init__(self) -> None:
         if set(self.path_names) != set(self.parameters):

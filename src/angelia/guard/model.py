@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.api import Address, Per, Rule, subject_of
+from angelia.api import Address, Per, Rule
 from angelia.errors import InvalidArgument, SettingsError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -94,18 +94,6 @@ def parse_address(text: str) -> Address:
         raise InvalidArgument("an address with a zone is only known to its own machine")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-class ClientAddress(msgspec.Struct, frozen=True):
-    """The address of a caller, with what is made of it for each request: its text, and what is counted."""
-
-    address: Address
-    text: str
-    subject: str
-
-    @classmethod
-    def of(cls, address: Address) -> ClientAddress:
-        return cls(address, str(address), subject_of(address))
 
 
 def parse_networks(setting: str, texts: Iterable[str]) -> tuple[Network, ...]:

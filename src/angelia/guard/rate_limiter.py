@@ -11,14 +11,13 @@ from uuid import UUID
 import msgspec
 
 from angelia import metrics
-from angelia.api import Access, Operation, Per, Rule
+from angelia.api import Access, ClientAddress, Operation, Per, Rule
 from angelia.envelope.times import unix_ms
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
 from angelia.guard.blocks import AddressBlocks, automatic_block
 from angelia.guard.model import (
     UNPROVEN,
-    ClientAddress,
     RateDecision,
     SlidingWindows,
     parse_networks,

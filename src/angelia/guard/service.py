@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
-
-import msgspec
 
 from angelia import metrics
 from angelia.agents.service import Agents
@@ -17,40 +14,23 @@ from angelia.api import (
     AicqAuthorProof,
     AuthorProof,
     Caller,
+    ClientAddress,
     Operation,
     Role,
     SignatureAuthorProof,
     Surface,
-    http_signature,
+    UnverifiedRequest,
 )
+from angelia.api.admission import ReadBody
+from angelia.api.request_verifier import RequestVerifier
 from angelia.envelope.ed25519 import verifying_key
 from angelia.envelope.ids import KeyType, key_id
-from angelia.envelope.times import unix_ms
-from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
+from angelia.errors import Denied, NotFound, Unauthenticated
 from angelia.guard import aicq_signature
 from angelia.guard.jwt import JwtVerifier
-from angelia.guard.model import ClientAddress
 from angelia.guard.rate_limiter import RateLimiter, RequestProof
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
-
-ReadBody = Callable[[], Awaitable[bytes]]
-
-
-class UnverifiedRequest(msgspec.Struct, frozen=True):
-    """A request whose credential is not verified."""
-
-    operation: Operation[Any]
-    path: str
-    query: str
-    headers: Mapping[str, str]
-    client: ClientAddress
-    surface: Surface
-    now: datetime
-
-    @property
-    def now_ms(self) -> int:
-        return unix_ms(self.now)
 
 
 class Guard:
@@ -67,8 +47,14 @@ class Guard:
         self._ahead_ms = settings.signature_ahead_seconds * 1000
         self._open_mode = open_mode
         self._jwt = JwtVerifier(settings) if settings.jwt_enabled else None
-        self._public = _authority_of(settings.public_url) if settings.public_url else None
-        self._local = _local_authorities(settings)
+        self._verifier = RequestVerifier(
+            public_url=settings.public_url,
+            host=settings.host,
+            port=settings.port,
+            loopback=settings.loopback,
+            past_seconds=settings.signature_past_seconds,
+            ahead_seconds=settings.signature_ahead_seconds,
+        )
 
     async def check_address(
         self, operation: Operation[Any] | None, client: ClientAddress, now: datetime
@@ -84,8 +70,24 @@ class Guard:
             agent = caller.agent.id if caller.agent else None
             return caller, body, await self._limiter.admit(request.operation, request.client, agent, proof)
         except Unauthenticated as error:
-            await self._count_refusal(request, error)
+            await self.count_refusal(request, error.code)
             raise
+
+    async def check_token(self, request: UnverifiedRequest) -> None:
+        """Verifies the token that a request has besides its signature; in open mode none is needed."""
+        if self._open_mode:
+            return
+        try:
+            if "authorization" not in request.headers:
+                raise Unauthenticated(
+                    "this needs a token besides the signature", hint="angelia token create --role read-write"
+                )
+            caller = await self._bearer(request, request.headers["authorization"])
+        except Unauthenticated as error:
+            await self.count_refusal(request, error.code)
+            raise
+        if caller.role < Role.READ_WRITE:
+            raise Denied("this needs the role read-write", hint="angelia token create --role read-write")
 
     def author_proof(self, request: UnverifiedRequest, caller: Caller, body: bytes) -> AuthorProof | None:
         """The signature by which `identify` knows the caller; None for other credentials, and for a body that is no
@@ -100,7 +102,7 @@ class Guard:
         if "signature-input" in headers:
             return SignatureAuthorProof(
                 method=request.operation.method,
-                authority=self._authority(request),
+                authority=self._verifier.authority(request),
                 path=request.path,
                 query=request.query,
                 content_digest=headers["content-digest"],
@@ -118,15 +120,15 @@ class Guard:
         if "signature-input" not in request.headers:
             return False
         try:
-            presented = self._presented(request)
+            presented = self._verifier.presented(request)
             id_ = key_id(KeyType.ED25519, public_key)
             if presented.key_id != id_:
                 raise Unauthenticated("keyid is not the key that the body names", hint="sign with that key")
-            self._verify_head(presented, request, public_key)
-            self._verify_body(request, body)
+            self._verifier.verify_head(presented, request, public_key)
+            self._verifier.verify_body(request, body)
             await self._limiter.spend_nonce(RequestProof(id_, presented.nonce, presented.created * 1000))
         except Unauthenticated as error:
-            await self._count_refusal(request, error)
+            await self.count_refusal(request, error.code)
             raise
         return True
 
@@ -137,14 +139,14 @@ class Guard:
         if access is Access.ANYONE:
             return Caller(request.client.address), await read_body(), None
         if "signature-input" in headers or "signature" in headers:
-            presented = self._presented(request)
+            presented = self._verifier.presented(request)
             found = await self._agents.by_key_id(presented.key_id, request.now)
             if found is None:
                 raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")
             agent, key = found
-            self._verify_head(presented, request, key)
+            self._verifier.verify_head(presented, request, key)
             body = await read_body()
-            self._verify_body(request, body)
+            self._verifier.verify_body(request, body)
             proof = RequestProof(agent.id, presented.nonce, presented.created * 1000)
             return Caller(request.client.address, Role.READ_WRITE, agent), body, proof
         if request.surface is Surface.ROOT and any(name in headers for name in aicq_signature.HEADERS):
@@ -181,60 +183,6 @@ class Guard:
             text = "Insufficient permissions" if queues else f"this needs the role {needed.label}"
             raise Denied(text, hint=f"angelia token create --role {needed.label}")
 
-    def _presented(self, request: UnverifiedRequest) -> http_signature.Presented:
-        headers = request.headers
-        presented = http_signature.parse(
-            headers.get("signature-input", ""),
-            headers.get("signature", ""),
-            room_key_sent=http_signature.ROOM_KEY in headers,
-        )
-        signed_ms = presented.created * 1000
-        now_ms = request.now_ms
-        if now_ms - signed_ms > self._past_ms:
-            raise Stale("the request was signed too long ago", hint="sign it again; check this machine's clock")
-        if signed_ms - now_ms > self._ahead_ms:
-            raise FromFuture("the request was signed later than now", hint="check this machine's clock")
-        return presented
-
-    def _verify_body(self, request: UnverifiedRequest, body: bytes) -> None:
-        if not http_signature.digest_matches(request.headers.get("content-digest", ""), body):
-            raise Unauthenticated("Content-Digest does not match the body", hint="it is part of what is signed")
-
-    def _verify_head(self, presented: http_signature.Presented, request: UnverifiedRequest, public_key: bytes) -> None:
-        """Verifies the signature. It covers the digest of the body, so this works before the body is read."""
-        target = http_signature.Target(
-            method=request.operation.method,
-            authority=self._authority(request),
-            path=request.path,
-            query=request.query,
-            content_digest=request.headers.get("content-digest", ""),
-            room_key=request.headers.get(http_signature.ROOM_KEY),
-        )
-        try:
-            holds = verifying_key(public_key).holds(presented.signature, presented.base(target))
-        except UnicodeEncodeError:
-            holds = False
-        if not holds:
-            hint = "method, authority, path, query and body must be what was signed"
-            if self._public is not None:
-                hint = f"{hint}; this server is called {self._settings.public_url}"
-            raise Unauthenticated("the signature does not hold", hint=hint)
-
-    def _authority(self, request: UnverifiedRequest) -> str:
-        """The authority that the signature must name: that of the public URL, or on loopback a name of this machine.
-
-        Any other `Host` is refused, or else a request signed for another server would be accepted here.
-        """
-        if self._public is not None:
-            return self._public
-        called = request.headers.get("host", "").lower()
-        if called not in self._local:
-            raise Unauthenticated(
-                "the request is signed for another server",
-                hint=f"this one is called {' or '.join(self._local)}; another name needs --public-url",
-            )
-        return called
-
     async def _prove_aicq(self, request: UnverifiedRequest, body: bytes) -> tuple[AgentRow, RequestProof]:
         if not self._settings.aicq_signatures:
             raise Unauthenticated("X-AICQ signatures are turned off", hint="sign by RFC 9421, see /docs")
@@ -269,24 +217,7 @@ class Guard:
             agent = None
         return Caller(request.client.address, role, agent, name=f"jwt {subject}")
 
-    async def _count_refusal(self, request: UnverifiedRequest, error: Unauthenticated) -> None:
+    async def count_refusal(self, request: UnverifiedRequest, code: str) -> None:
         """Counts a credential that does not verify against the address of the request."""
-        metrics.AUTH_REFUSED.labels(error.code).inc()
+        metrics.AUTH_REFUSED.labels(code).inc()
         await self._limiter.charge_unproven(request.client, request.now)
-
-
-def _local_authorities(settings: Settings) -> tuple[str, ...]:
-    """The authorities of this machine on loopback; none if others can reach it, since then only the public URL
-    counts."""
-    if not settings.loopback:
-        return ()
-    host = settings.host.lower().strip("[]")
-    names = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
-    port = "" if settings.port == 80 else f":{settings.port}"
-    return tuple(f"{name}{port}" for name in names)
-
-
-def _authority_of(url: str) -> str:
-    """Host and port of a URL in the form of RFC 9421: lower case, without a default port."""
-    scheme, _, rest = url.rstrip("/").lower().partition("://")
-    return rest.removesuffix({"http": ":80", "https": ":443"}[scheme])

@@ -7,6 +7,7 @@ import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 import yaml
@@ -43,13 +44,13 @@ OPENAPI_YAML = Operation(
 )
 
 
-def routes(described: Sequence[Route]) -> list[Route]:
+def routes(described: Sequence[Operation[Any]]) -> list[Route]:
     """Routes that document an API: `described`, and these routes themselves."""
 
     # Made on first use: most processes are never asked.
     @functools.cache
     def json_text() -> bytes:
-        return msgspec.json.encode(document([route.operation for route in (*described, *own)]))
+        return msgspec.json.encode(document([*described, *(route.operation for route in own)]))
 
     @functools.cache
     def yaml_text() -> bytes:

@@ -8,18 +8,31 @@ import functools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from angelia import metrics
-from angelia.api import Answer, Call, Route, Surface, clock, sse
+from angelia.api import (
+    EVENT_STREAM,
+    Admission,
+    Answer,
+    Call,
+    Handler,
+    Operation,
+    Route,
+    Surface,
+    UnverifiedRequest,
+    clock,
+    sse,
+)
 from angelia.errors import AngeliaError, InvalidArgument, MethodNotAllowed, NotFound, RateLimited, Unavailable
 from angelia.guard.model import Network
-from angelia.guard.service import Guard, UnverifiedRequest
 from angelia.http import answer_head, answers, logs, origin
 from angelia.http.answer_head import SharedHead
+from angelia.http.passage import Passage
 from angelia.http.protocol import WHOLE_ANSWER
 from angelia.http.request import Clients, IncomingRequest
 from angelia.http.route_table import Match, RouteMetrics, RouteTable, ServedRoute
@@ -39,10 +52,23 @@ class Edge:
     """The ASGI application for HTTP requests."""
 
     def __init__(
-        self, routes: Sequence[Route], guard: Guard, *, open_mode: bool, loopback: bool, proxies: tuple[Network, ...]
+        self,
+        routes: Sequence[Route],
+        guard: Admission,
+        *,
+        open_mode: bool,
+        loopback: bool,
+        proxies: tuple[Network, ...],
+        passed_on: Sequence[Operation[Any]] = (),
+        passage: Passage | None = None,
+        most_waits: int = MOST_WAITS,
     ) -> None:
-        self._table = RouteTable(routes)
+        """The operations that are `passed_on` are those of another process, behind the passage."""
+        self._table = RouteTable(routes, passed_on)
         self._guard = guard
+        self._passage = passage
+        self._passed_streams: set[IncomingRequest] = set()
+        self._most_waits = most_waits
         self._open_mode = open_mode
         self._loopback = loopback
         self._clients = Clients(proxies)
@@ -53,6 +79,11 @@ class Edge:
         self._heads = {
             surface: SharedHead(origin.SECURITY | origin.cors(surface, open_mode=open_mode)) for surface in Surface
         }
+
+    def stop_waiting(self) -> None:
+        """Ends the streams of other processes; those of this one have their own way to end."""
+        for request in self._passed_streams:
+            request.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -78,6 +109,7 @@ class Edge:
             else:
                 await _send_stream(send, request, answer, answer.stream)
         finally:
+            self._passed_streams.discard(request)
             if request.waits_as is not None:
                 request.watch_no_more()
                 self._waits -= Counter([request.waits_as])  # this also drops zero counts
@@ -97,8 +129,10 @@ class Edge:
         if route is None or operation is None:
             return self._unrouted(request, methods)
         unverified = UnverifiedRequest(
-            operation, request.path, request.query, request.headers, request.client, request.surface, now
+            operation, request.path, values, request.query, request.headers, request.client, request.surface, now
         )
+        if route.handler is None:
+            return await self._pass_on(request, route, unverified)
         read_body = functools.partial(request.body, route.limit) if request.has_body else _no_body
         caller, body, headers = await self._guard.identify(unverified, read_body)
         request.answer_headers |= headers
@@ -117,14 +151,27 @@ class Edge:
             author_proof=functools.partial(self._guard.author_proof, unverified, caller, body),
             path_names=names,
         )
-        return await (self._wait_for(request, route, call) if operation.waits else route.handler(call))
+        return await (self._wait_for(request, route.handler, call) if operation.waits else route.handler(call))
 
-    async def _wait_for(self, request: IncomingRequest, route: ServedRoute, call: Call) -> Answer:
+    async def _pass_on(self, request: IncomingRequest, route: ServedRoute, unverified: UnverifiedRequest) -> Answer:
+        """Lets another process answer, which verifies the signature itself."""
+        assert self._passage is not None, "what is passed on has a passage"
+        if route.operation.with_token:
+            await self._guard.check_token(unverified)
+        answer = await self._passage.send(request, route.limit)
+        if answer.status == answers.STATUS["unauthenticated"]:
+            await self._guard.count_refusal(unverified, "unauthenticated")
+        if answer.stream is not None and route.operation.waits:
+            self._passed_streams.add(request)
+            request.watch_caller()
+        return answer
+
+    async def _wait_for(self, request: IncomingRequest, handler: Handler, call: Call) -> Answer:
         """Runs a handler that may wait. It is a waiter from the moment when it does: counted, and cancelled when its
         caller hangs up. What is answered at once, as most polls of a busy mailbox are, is like any other request."""
         before, streams = on_wait.set(functools.partial(self._begin_to_wait, request)), False
         try:
-            answer = await route.handler(call)
+            answer = await handler(call)
             if answer.stream is not None:
                 self._begin_to_wait(request)
                 streams = True
@@ -143,8 +190,8 @@ class Edge:
         if request.waits_as is not None:
             return
         assert request.caller is not None, "handlers run for known callers"
-        waits_as = (request.caller.known_as, request.client.subject)
-        most = MOST_QUEUE_WAITS if request.surface is Surface.QUEUES else MOST_WAITS
+        waits_as = (request.caller.counted_as, request.client.subject)
+        most = MOST_QUEUE_WAITS if request.surface is Surface.QUEUES else self._most_waits
         if self._waits[waits_as] >= most:
             raise RateLimited(
                 f"you wait in {most:,} requests already", hint="end some of them, or use one stream", retry_after=5
@@ -175,11 +222,11 @@ class Edge:
         (route.metrics if route else self._unrouted_metrics).observe(status, seconds)
         if not logs.requests.wanted:
             return
-        failure = request.failure
+        failure, private = request.failure, route is not None and route.operation.private_path
         logs.requests.write(
             request_id=request.id,
             method=request.method,
-            path=request.path,
+            path=route.operation.path if route and private else request.path,
             status=status,
             seconds=seconds,
             address=request.client.text,
@@ -227,9 +274,11 @@ async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, str
         if not request.survive_cancellation():
             raise
     except AngeliaError as error:
-        # The answer has begun, so an event is the only way to say why it ends.
         request.watch_no_more()
         request.failure = error
+        if answer.content_type != EVENT_STREAM:
+            return  # the server closes the connection, which shows that the answer is not complete
+        # The answer has begun, so an event is the only way to say why it ends.
         said = sse("error", msgspec.json.encode({"code": error.code, "title": error.message}))
         await send({"type": "http.response.body", "body": said, "more_body": True})
     except Exception:

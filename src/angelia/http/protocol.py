@@ -4,6 +4,7 @@ as a whole, which saves a system call and the check of each header."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from functools import partial
 from http import HTTPStatus
 
@@ -17,7 +18,7 @@ HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 100
 TRAILER_FIELDS = 10  # after a chunked body; nobody reads them
 HEAD_SECONDS = 15.0
-WRITE_SECONDS = 15.0
+WRITE_SECONDS = 60.0
 # The name of the ASGI extension by which an application hands over status, lines of the head, and body at once.
 WHOLE_ANSWER = "angelia.whole_answer"
 _MOST_JOINED = 64 << 10  # a larger body is not copied to stand behind its head
@@ -36,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.client is None:
+        if self.client is None and transport.get_extra_info("socket").family != socket.AF_UNIX:
             # Reset by the peer before it was accepted. The kernel still hands over its request, but not its address, by
             # which it may be blocked.
             transport.abort()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope
 
-from angelia.api import JSON, Caller, Operation, Surface, random_id
+from angelia.api import JSON, Caller, ClientAddress, Operation, Surface, random_id
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge, UnsupportedMediaType
-from angelia.guard.model import ClientAddress, Network, client_address
+from angelia.guard.model import Network, client_address
 from angelia.http.answer_head import SharedHead
 
 READ_SECONDS = 15.0
@@ -46,6 +46,7 @@ class IncomingRequest:
     __slots__ = (
         "_ended",
         "_receive",
+        "_task",
         "_watcher",
         "answer_headers",
         "caller",
@@ -59,18 +60,20 @@ class IncomingRequest:
         "method",
         "path",
         "query",
+        "raw_headers",
         "surface",
         "waits_as",
     )
 
     def __init__(self, scope: Scope, receive: Receive, clients: Clients, head: SharedHead) -> None:
         """The surface is that of its route, or of its path; the edge sets it."""
-        self.id = random_id().hex()
+        self.id: str = scope.get("angelia.request_id") or random_id().hex()
         self.method: str = scope["method"]
         # As sent, with its percent-encoding: this is what was signed. `Call.path` decodes parameters, once.
         self.path: str = scope["raw_path"].decode("latin-1")
         self.query: str = scope["query_string"].decode("latin-1")
-        self.headers = _combined(scope["headers"])
+        self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.headers = _combined(self.raw_headers)
         self.has_body = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         self.surface = Surface.ROOT
         peer = scope.get("client")
@@ -84,6 +87,7 @@ class IncomingRequest:
         self._receive = receive
         self._ended = False
         self._watcher: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     def check_declared_body(self, operation: Operation[Any] | None, limit: int) -> None:
         """Refuses a body by its headers: too large (413), or of a media type that the route does not read (415)."""
@@ -102,28 +106,36 @@ class IncomingRequest:
 
     async def body(self, limit: int) -> bytes:
         """Reads the body, and counts its bytes: a body without a declared length is limited too."""
-        chunks, size = [], 0
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                while not self._ended:
+        return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    async def chunks(self, limit: int) -> AsyncIterator[bytes]:
+        """The body in pieces, as they come."""
+        size, until = 0, asyncio.get_running_loop().time() + READ_SECONDS
+        while not self._ended:
+            try:
+                async with asyncio.timeout_at(until):
                     message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise InvalidArgument("failed to read request body")
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    self._ended = not message.get("more_body", False)
-                    if size > limit:
-                        raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
-                    chunks.append(chunk)
-        except TimeoutError as error:
-            raise InvalidArgument("failed to read request body", hint="the body came too slowly") from error
-        return b"".join(chunks)
+            except TimeoutError as error:
+                raise InvalidArgument("failed to read request body", hint="the body came too slowly") from error
+            if message["type"] == "http.disconnect":
+                raise InvalidArgument("failed to read request body")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            self._ended = not message.get("more_body", False)
+            if size > limit:
+                raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
+            yield chunk
 
     def watch_caller(self) -> None:
         """From now on the present task is cancelled when the caller hangs up; `gone` says that this was the reason."""
-        task = asyncio.current_task()
-        assert task is not None, "a request is a task"
-        self._watcher = asyncio.create_task(self._cancel_when_gone(task))
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._cancel_when_gone())
+
+    def end(self) -> None:
+        """Ends a request whose caller is watched, as if it had hung up."""
+        self.gone = True
+        assert self._task is not None, "only a watched request is ended"
+        self._task.cancel()
 
     def watch_no_more(self) -> None:
         if self._watcher is not None:
@@ -136,11 +148,10 @@ class IncomingRequest:
             task.uncancel()
         return self.gone
 
-    async def _cancel_when_gone(self, task: asyncio.Task[Any]) -> None:
+    async def _cancel_when_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone = True
-        task.cancel()
+        self.end()
 
 
 def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import Counter, Histogram
 
@@ -30,17 +31,18 @@ class RouteMetrics:
 
 
 class ServedRoute:
-    """A route with its surface, its largest body and its counters."""
+    """A route with its surface, its largest body and its counters. One without a handler is passed on to another
+    process."""
 
     __slots__ = ("handler", "limit", "metrics", "operation", "surface")
 
-    def __init__(self, route: Route) -> None:
-        self.operation: Operation[object] = route.operation
-        self.handler: Handler = route.handler
-        self.surface = Surface.of(route.operation.path)
-        self.limit = route.operation.limit
+    def __init__(self, operation: Operation[Any], handler: Handler | None) -> None:
+        self.operation = operation
+        self.handler = handler
+        self.surface = Surface.of(operation.path)
+        self.limit = operation.limit
         # The path is the route's template, with its parameters as AICQ writes them.
-        self.metrics = RouteMetrics(route.operation.method, PARAMETER.sub(r":\1", route.operation.path))
+        self.metrics = RouteMetrics(operation.method, PARAMETER.sub(r":\1", operation.path))
 
 
 @dataclass(slots=True)
@@ -63,10 +65,11 @@ class RouteTable:
     """Finds the route of a request, segment by segment. What is spelt out wins over a parameter, and that over one that
     may span several segments; a trailing slash makes another path."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], passed_on: Sequence[Operation[Any]] = ()) -> None:
         self._exact: dict[str, Match] = {}
         self._root = _Node()
-        for route in routes:
+        served = [ServedRoute(route.operation, route.handler) for route in routes]
+        for route in (*served, *(ServedRoute(operation, None) for operation in passed_on)):
             operation = route.operation
             end = self._end_of(operation)
             if end.methods and end.names != operation.path_names:
@@ -74,7 +77,7 @@ class RouteTable:
             if operation.method in end.methods:
                 raise ValueError(f"{operation.method} {operation.path} is declared twice")
             end.names = operation.path_names
-            end.methods[operation.method] = ServedRoute(route)
+            end.methods[operation.method] = route
             if not end.names:
                 self._exact[operation.path] = (end.methods, (), ())
 
@@ -90,7 +93,7 @@ class RouteTable:
             yield from node.methods.values()
             waiting += [*node.literals.values(), *(one for one in (node.parameter, node.spanning) if one)]
 
-    def _end_of(self, operation: Operation[object]) -> _Node:
+    def _end_of(self, operation: Operation[Any]) -> _Node:
         """The node of a declared path, made where there is none."""
         node = self._root
         for segment in operation.path.split("/"):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -25,21 +25,20 @@ Ping: TypeAlias = Callable[[], Awaitable[None]]
 CHECK_SECONDS = 3.0
 
 
-def routes(
-    ping_ledger: Ping, ping_hot_tier: Ping, full_disk: Callable[[], str | None], loaded: Loaded, worker: int
-) -> list[Route]:
-    """`full_disk` returns how little room is left on a disk that is full, else None."""
+def health_routes(pings: Mapping[str, Ping], full_disk: Callable[[], str | None], worker: int) -> list[Route]:
+    """`pings` ask the stores; the first is the ledger. `full_disk` returns how little room is left on a disk that is
+    full, else None."""
 
     async def health(call: Call) -> Answer:
-        postgres, redis = await asyncio.gather(_check(ping_ledger), _check(ping_hot_tier))
-        checks = {"postgres": postgres, "redis": redis, "disk": _check_disk(full_disk())}
+        found = await asyncio.gather(*map(_check, pings.values()))
+        checks = {**dict(zip(pings, found, strict=True)), "disk": _check_disk(full_disk())}
         sound = all(check.status == "pass" for check in checks.values())
         body = api.Health(
             status="healthy" if sound else "degraded",
             version=__version__,
             checks=checks,
             timestamp=call.now.replace(microsecond=0),
-            database="connected" if postgres.status == "pass" else "disconnected",
+            database="connected" if found[0].status == "pass" else "disconnected",
             server=socket.gethostname(),
             worker_id=worker,
         )
@@ -48,24 +47,32 @@ def routes(
     async def healthz(call: Call) -> Answer:
         return Answer(body=api.Alive("ok"))
 
-    async def name(call: Call) -> Answer:
-        return Answer(body=api.ServerName("AICQ", __version__, "/docs"))
+    return [Route(api.HEALTH, health), Route(api.ALIVE, healthz)]
+
+
+def metrics_route(operation: Operation[None] = api.METRICS, *, open_to_all: bool) -> Route:
+    """`open_to_all` lets callers without a credential read what is counted."""
 
     async def metrics(call: Call) -> Answer:
         return Answer(body=await asyncio.to_thread(_metrics_text), content_type=CONTENT_TYPE_LATEST)
 
+    return Route(operation if open_to_all else replace(operation, access=Access.READ), metrics)
+
+
+def routes(pings: Mapping[str, Ping], full_disk: Callable[[], str | None], loaded: Loaded, worker: int) -> list[Route]:
+    """The routes of a server: `pings` and `full_disk` as for `health_routes`."""
+
+    async def name(call: Call) -> Answer:
+        return Answer(body=api.ServerName("AICQ", __version__, "/docs"))
+
     async def settings(call: Call) -> Answer:
         return Answer(body=msgspec.convert({"settings": loaded.shown()}, api.SettingList, from_attributes=True))
 
-    def watched(operation: Operation[None]) -> Operation[None]:
-        return operation if loaded.settings.open_metrics else replace(operation, access=Access.READ)
-
     return [
-        Route(api.HEALTH, health),
-        Route(api.ALIVE, healthz),
+        *health_routes(pings, full_disk, worker),
         Route(api.NAME, name),
-        Route(watched(api.METRICS), metrics),
-        Route(watched(api.METRICS_PROMETHEUS), metrics),
+        metrics_route(open_to_all=loaded.settings.open_metrics),
+        metrics_route(api.METRICS_PROMETHEUS, open_to_all=loaded.settings.open_metrics),
         Route(api.SETTINGS, settings),
     ]
 

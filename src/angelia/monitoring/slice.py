@@ -6,6 +6,7 @@ from datetime import datetime
 
 from angelia.api import Route, Tick
 from angelia.monitoring import routes
+from angelia.monitoring.routes import Ping
 from angelia.settings import Loaded
 from angelia.stores.open_stores import Stores
 
@@ -17,10 +18,14 @@ class MonitoringSlice:
         self._stores = stores
         self._loaded = loaded
         self._worker = worker
+        self._pings: dict[str, Ping] = {"postgres": stores.ledger.ping, "redis": stores.hot.ping}
+
+    def watch(self, name: str, ping: Ping) -> None:
+        """Makes /health tell of another process too."""
+        self._pings[name] = ping
 
     def routes(self) -> list[Route]:
-        ledger, hot = self._stores.ledger, self._stores.hot
-        return routes.routes(ledger.ping, hot.ping, self._full_disk, self._loaded, self._worker)
+        return routes.routes(self._pings, self._full_disk, self._loaded, self._worker)
 
     def ticks(self) -> list[Tick]:
         return [Tick("hot tier journal", 5.0, self._keep_journal)]
