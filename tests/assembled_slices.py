@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from angelia.app import Slices
+from angelia.app import Slices, spool_passage
 from angelia.guard import store as guard_store
 from angelia.guard.tokens import new_text, token_row
 from angelia.http.edge import Edge
@@ -32,7 +32,7 @@ class Assembled:
     settings: Settings
 
     def edge(self) -> Edge:
-        return self.slices.edge(self.stores, self.settings, open_mode=False)
+        return self.slices.edge(self.stores, self.settings, spool_passage(self.settings), open_mode=False)
 
     async def admin_token(self) -> str:
         text = new_text()

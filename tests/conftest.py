@@ -40,6 +40,7 @@ from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Bell, Wake
 from http_agents import Server
+from local_spools import local_spool
 from postgres_superuser import as_superuser
 
 # No deadline: the duration of an example says how busy the machine is, not whether the code is right.
@@ -262,10 +263,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
 
 @pytest.fixture
 async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[object]:
-    """`await start(limits={...})` starts an application in this process, and returns a Server to send requests to."""
+    """`await start(limits={...})` starts an application in this process, and returns a Server to send requests to; with
+    `spool=True` there is a spool too."""
     async with AsyncExitStack() as stack:
 
-        async def begin(*, rotate_master_key: bool = False, **values: Any) -> Server:
+        async def begin(*, rotate_master_key: bool = False, spool: bool = False, **values: Any) -> Server:
             loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
             chosen = replace(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
@@ -274,6 +276,8 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
             node = load_or_make(tmp_path / "node.key")
             open_mode = await prepare(effective, node, rotate_master_key=rotate_master_key)
             await stack.enter_async_context(sealing(effective, node))
+            if spool:
+                await stack.enter_async_context(local_spool(chosen, node, open_mode=open_mode))
             public = NodeIdentity(node.public_key, tmp_path)
             application = Application(effective, open_mode=open_mode, worker=0, node=public)
             await stack.enter_async_context(application.running())

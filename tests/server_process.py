@@ -53,13 +53,14 @@ class ServerProcess:
         raise AssertionError(f"the server did not start: {self.log.read_text()[-3000:]}")
 
     def pid_of(self, name: str) -> int:
-        """Returns the server's main process, its `worker`, or the main process of its `postgres` or `valkey-server`."""
+        """Returns the server's main process, its `worker` or `spool_worker`, or the main process of its `postgres` or
+        `valkey-server`."""
         assert self.process is not None
         if name == "server":
             return self.process.pid
         for child in psutil.Process(self.process.pid).children():
             command = child.cmdline()
-            if (name == "worker" and "angelia.worker" in command) or Path(command[0]).name.startswith(name):
+            if f"angelia.{name}" in command or Path(command[0]).name.startswith(name):
                 return child.pid
         raise AssertionError(f"no {name} is running")
 

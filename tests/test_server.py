@@ -122,7 +122,7 @@ def test_a_server_says_when_it_is_ready_and_leaves_nothing_behind(start: Callabl
     runtime = server.ready()
     until(lambda: {server.get()["worker"] for _ in range(10)} == {0, 1})
     children = server.children()
-    assert len(children) == 4
+    assert len(children) == 5  # PostgreSQL, Valkey, the spool, and two web processes
     said = server.end()
 
     assert server.process.returncode == 0
@@ -251,7 +251,7 @@ def test_given_urls_mean_no_stores_of_our_own(shared: Server, start: Callable[..
     borrower = start(place / "borrower", environ={"DATABASE_URL": lender.database_url, "REDIS_URL": lender.redis_url})
     settings = borrower.get()["settings"]
     assert settings["database_url"][1] == "DATABASE_URL"
-    assert len(borrower.children()) == 1
+    assert len(borrower.children()) == 2  # the spool, and a web process
     assert "starting" not in borrower.end()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -14,12 +14,14 @@ from angelia.agents.slice import AgentsSlice
 from angelia.api import AgentRow, Route, Tick, clock
 from angelia.audit.slice import AuditSlice
 from angelia.channels.slice import ChannelsSlice
+from angelia.grouplog.api import OPERATIONS as GROUP_LOG
 from angelia.guard.model import parse_networks
 from angelia.guard.rate_limiter import RateLimiter
 from angelia.guard.service import Guard
 from angelia.guard.slice import GuardSlice
-from angelia.http import documents
+from angelia.http import documents, lifespan
 from angelia.http.edge import Edge
+from angelia.http.passage import Passage
 from angelia.keys import master_key
 from angelia.keys.field_encryption import Fields
 from angelia.keys.node_key import NodeIdentity
@@ -80,10 +82,11 @@ class Slices:
         if not await self.rooms.dms.has_from(agent, name):
             await self.keys.keys.meet(name, agent, now)
 
-    def edge(self, stores: Stores, settings: Settings, *, open_mode: bool) -> Edge:
-        """Returns the edge, which takes a request through the guard to the routes of all slices."""
+    def edge(self, stores: Stores, settings: Settings, spool: Passage, *, open_mode: bool) -> Edge:
+        """Returns the edge, which takes a request through the guard to the routes of all slices; those of the group log
+        are passed on to the spool."""
         routes = [route for one in self for route in one.routes()]
-        routes += documents.routes(routes)
+        routes += documents.routes([*(route.operation for route in routes), *GROUP_LOG])
         rules = {rule.name: rule for route in routes if (rule := route.operation.rule) is not None}
         guard = Guard(
             agents=self.agents.agents,
@@ -93,7 +96,15 @@ class Slices:
             open_mode=open_mode,
         )
         proxies = parse_networks("trusted_proxies", settings.trusted_proxies)
-        return Edge(routes, guard, open_mode=open_mode, loopback=settings.loopback, proxies=proxies)
+        return Edge(
+            routes,
+            guard,
+            open_mode=open_mode,
+            loopback=settings.loopback,
+            proxies=proxies,
+            passed_on=GROUP_LOG,
+            passage=spool,
+        )
 
 
 class Application:
@@ -112,10 +123,12 @@ class Application:
         """Called before the server stops: long polls answer now."""
         if self._stores is not None:
             self._stores.wake.stop()
+        if self._edge is not None:
+            self._edge.stop_waiting()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _follow_lifespan(receive, send, self.running())
+            await lifespan.follow(receive, send, self.running())
         else:
             assert self._edge is not None, "requests come after startup"
             await self._edge(scope, receive, send)
@@ -125,21 +138,20 @@ class Application:
         async with (
             Stores.opened(self._loaded) as stores,
             Slices.opened(stores, self._loaded, self._node, self._worker) as slices,
+            aclosing(spool_passage(self._loaded.settings)) as spool,
         ):
             self._stores = stores
-            self._edge = slices.edge(stores, self._loaded.settings, open_mode=self._open_mode)
+            slices.monitoring.watch("log", spool.check_health)
+            self._edge = slices.edge(stores, self._loaded.settings, spool, open_mode=self._open_mode)
             await slices.guard.blocks.refresh(clock())
             async with Ticker(stores.ledger, [tick for one in slices for tick in one.ticks()]):
                 yield
 
 
+def spool_passage(settings: Settings) -> Passage:
+    """The way to the spool process of this server."""
+    return Passage(DataDir(settings.data_dir).spool_socket)
+
+
 def master_key_file(settings: Settings) -> Path:
     return settings.master_key_file or DataDir(settings.data_dir).master_key
-
-
-async def _follow_lifespan(receive: Receive, send: Send, running: AbstractAsyncContextManager[None]) -> None:
-    await receive()
-    async with running:
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-    await send({"type": "lifespan.shutdown.complete"})

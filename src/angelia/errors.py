@@ -157,6 +157,86 @@ class DeadlineExceeded(AngeliaError, code="deadline_exceeded"):
     """No answer came in time"""
 
 
+class NotMember(Denied, code="not_member"):
+    """The key is not in the group's roster"""
+
+
+class SenderMismatch(Denied, code="sender_mismatch"):
+    """A member appends its own messages only"""
+
+
+class NoGroup(NotFound, code="no_group"):
+    """This node has no such group"""
+
+
+class NoMessage(NotFound, code="no_message"):
+    """This node does not hold that message"""
+
+
+class GroupDropped(AngeliaError, code="group_dropped"):
+    """The group was dropped, and its id is not used again"""
+
+
+class MessageConflict(Conflict, code="conflict"):
+    """Other bytes are stored under this message id"""
+
+
+class ShardConflict(Conflict, code="shard_conflict"):
+    """Another shard is stored under this message id"""
+
+
+class EpochConflict(Conflict, code="epoch_conflict"):
+    """The epoch is not the present one"""
+
+
+class SenderTaken(Conflict, code="sender_taken"):
+    """The sender id is one of the group's present or past members"""
+
+
+class NotDurable(AngeliaError, code="not_durable"):
+    """Not enough nodes have confirmed the snapshot, so nothing is deleted"""
+
+
+class BadLevel(Unprocessable, code="bad_level"):
+    """The level is not one that this message may have"""
+
+
+class BadShard(Unprocessable, code="bad_shard"):
+    """The shard does not fit its manifest"""
+
+
+class BadEncoding(Unprocessable, code="bad_encoding"):
+    """The shards of a snapshot give another object than the one that was signed"""
+
+
+class BadManifest(Unprocessable, code="bad_manifest"):
+    """The manifest is not one that a member signed for this message"""
+
+
+class AbsurdWatermark(Unprocessable, code="absurd_watermark"):
+    """The watermark is far above what this node knows"""
+
+
+class ReadOnly(Unavailable, code="read_only"):
+    """The node cannot write its log"""
+
+
+class Starting(Unavailable, code="starting"):
+    """The node is starting"""
+
+
+class Lagged(AngeliaError, code="lagged"):
+    """The subscriber reads too slowly; it connects again with its vector"""
+
+
+class Quota(AngeliaError, code="quota"):
+    """The group's quota on this node is used up"""
+
+
+class DamagedRecord(AngeliaError, code="corrupt_record"):
+    """A stored record is damaged"""
+
+
 class SettingsError(AngeliaError, code="bad_setting"):
     """A setting has a value that does not work"""
 

@@ -123,3 +123,19 @@ PIPELINE_DONE = Gauge(
 PIPELINE_OPEN = _LatestGauge(
     "angelia_pipeline_runs_open", "Runs that are not over: somebody is at work on them, or they died"
 )
+LOG_APPENDS = Counter("angelia_log_appends_total", "Messages sent to the group log, by what became of them", ["status"])
+LOG_COMMIT_MESSAGES = Histogram(
+    "angelia_log_commit_messages", "Messages of one commit of the group log", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+)
+LOG_SYNC_SECONDS = Histogram("angelia_log_sync_seconds", "Time to write and sync one commit", buckets=_BUCKETS)
+LOG_BACKFILL_ROWS = Counter("angelia_log_backfill_rows_total", "Messages sent to devices that lacked them")
+LOG_BACKFILL_BYTES = Counter("angelia_log_backfill_bytes_total", "Bytes of these messages")
+LOG_BACKFILL_SECONDS = Histogram("angelia_log_backfill_seconds", "Time to read one page", buckets=_BUCKETS)
+LOG_DELETED_RANGES = Counter("angelia_log_deleted_ranges_total", "Ranges of messages that snapshots replaced")
+LOG_SUBSCRIBERS = _LatestGauge("angelia_log_subscribers", "Open subscriptions of the group log")
+LOG_LONGEST_QUEUE = _LatestGauge("angelia_log_longest_queue", "Messages that wait for the slowest subscriber")
+LOG_LAGGED = Counter("angelia_log_lagged_total", "Subscriptions ended because their peer reads too slowly")
+LOG_CORRUPT = Counter("angelia_log_corrupt_records_total", "Times that a damaged record was met")
+LOG_BYTES = _LatestGauge("angelia_log_bytes", "Size of the group log's families", ["family"])
+LOG_CONNECTIONS = Counter("angelia_log_connections_total", "Connections of the spool process", ["change"])
+LOG_TRAFFIC = Counter("angelia_log_traffic_bytes_total", "Bytes of request and answer bodies", ["direction"])

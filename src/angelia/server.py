@@ -21,13 +21,15 @@ from datetime import timedelta
 from functools import partial
 from types import FrameType
 
+import msgspec
+
 import angelia
 from angelia import executable_path, start
 from angelia.audit_sealer import SealerThread
 from angelia.guard.api import MadeToken
 from angelia.http import logs
 from angelia.keys.node_key import load_or_make
-from angelia.listener import bind, local_url
+from angelia.listener import bind, bind_local, local_url
 from angelia.pipeline_schedule import PipelineSchedule
 from angelia.runtime_file import Runtime
 from angelia.settings import OUR_OWN, Loaded, Settings
@@ -36,7 +38,7 @@ from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.private_files import make_private_directory
 from angelia.stores.system_user import SystemUser
 from angelia.worker import Handover
-from angelia.worker_pool import Workers
+from angelia.worker_pool import SPOOL, Workers
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
@@ -49,17 +51,18 @@ def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
     _raise_open_files()
     with _Signals() as signals, contextlib.ExitStack() as cleanup:
         try:
-            stores, workers, schedule, listener = _start(loaded, signals, cleanup, rotate_master_key)
+            stores, spool, workers, schedule, listener = _start(loaded, signals, cleanup, rotate_master_key)
         except _Interrupted:
             return 128 + signals.received[0]
         finally:
             signals.interrupting = False
         while not signals.received:
-            _tend(stores, workers, schedule)
+            _tend(stores, spool, workers, schedule)
             signals.wait(_TICK_SECONDS)
         listener.close()
         schedule.ask_to_stop()
-        _drain(stores, workers, signals)
+        _drain(workers, signals, stores, spool)
+        _drain(spool, signals, stores)
     return 0
 
 
@@ -84,7 +87,7 @@ def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, li
 
 def _start(
     loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
-) -> tuple[EmbeddedStores, Workers, PipelineSchedule, socket.socket]:
+) -> tuple[EmbeddedStores, Workers, Workers, PipelineSchedule, socket.socket]:
     """Each step registers its undoing in `cleanup`, which runs them in reverse order, however the server ends."""
     data_dir = DataDir(loaded.settings.data_dir)
     data_dir.prepare()
@@ -113,11 +116,16 @@ def _start(
     sealer = SealerThread(effective, node)
     sealer.start()
     cleanup.callback(sealer.stop)  # it seals until the workers have ended
-    workers = Workers(handover, data_dir.metrics, signals.selector)
-    cleanup.callback(workers.kill)
-    workers.start()
-    while not workers.all_ready:
-        _tend(stores, workers)
+    # The main process holds the spool's socket too, so that requests wait while a killed spool starts again.
+    local = cleanup.enter_context(bind_local(data_dir.spool_socket))
+    to_spool = msgspec.structs.replace(handover, listener=local.fileno())
+    spool = Workers(to_spool, data_dir.metrics, signals.selector, SPOOL)
+    workers = Workers(handover, data_dir.metrics, signals.selector, count=settings.workers)
+    for processes in (spool, workers):
+        cleanup.callback(processes.kill)
+        processes.start()
+    while not (spool.all_ready and workers.all_ready):
+        _tend(stores, spool, workers)
         signals.wait(_TICK_SECONDS)
     schedule = PipelineSchedule(effective.settings, data_dir, time.monotonic())
     cleanup.callback(schedule.stop)
@@ -130,7 +138,7 @@ def _start(
     )
     data_dir.write_runtime(runtime)
     _greet(effective, open_mode=open_mode)
-    return stores, workers, schedule, listener
+    return stores, spool, workers, schedule, listener
 
 
 def _tend(*processes: EmbeddedStores | Workers | PipelineSchedule) -> None:
@@ -140,13 +148,13 @@ def _tend(*processes: EmbeddedStores | Workers | PipelineSchedule) -> None:
             _LOG.warning(line)
 
 
-def _drain(stores: EmbeddedStores, workers: Workers, signals: _Signals) -> None:
+def _drain(workers: Workers, signals: _Signals, *still_needed: EmbeddedStores | Workers) -> None:
     """Lets requests finish, until the time of the settings is over or a second signal comes."""
     deadline = time.monotonic() + workers.ask_to_stop()
     while workers.alive and len(signals.received) < 2 and time.monotonic() < deadline:
         signals.wait(_TICK_SECONDS)
         workers.collect()
-        _tend(stores)
+        _tend(*still_needed)
 
 
 class _Interrupted(KeyboardInterrupt):

@@ -71,6 +71,8 @@ _RULES: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         re.compile(r"(?!([0-9]+)-\1\Z)([01]?[0-9]|2[0-4])-([01]?[0-9]|2[0-4])").fullmatch,
         "is two hours of the day in UTC, such as 1-5 or 22-4",
     ),
+    ("log_append_rate", lambda number: number >= 1, "must be at least 1"),
+    ("log_append_burst", lambda number: number >= 256, "must be at least 256, so that one request fits"),
     ("eviction_interval", lambda number: number >= 100, "must be at least 100, in milliseconds"),
     (
         "lake",
@@ -161,6 +163,8 @@ class Settings:
     audit_witness: str | None = setting(
         None, "who else keeps the audit's checkpoints: a file on another disk, or another node as https://:TOKEN@host"
     )
+    log_append_rate: int = setting(200, "messages a second that a member may append to a group log")
+    log_append_burst: int = setting(1000, "messages that a member of a group log may append at once")
     lake: str | None = setting(
         None, "where the archive lies, if not in the data directory: a path, or s3://bucket/prefix"
     )

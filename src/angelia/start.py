@@ -6,24 +6,24 @@ import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import asyncpg
 import msgspec
 import structlog
 
-from angelia import executable_path
+from angelia import admin_token, executable_path
 from angelia.agents.service import Agents
 from angelia.api import Caller, Role, clock
-from angelia.app import Slices, master_key_file
+from angelia.app import Slices, master_key_file, spool_passage
 from angelia.audit.service import Audit
 from angelia.envelope import crypto_support
 from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.guard.api import MadeToken
 from angelia.guard.model import parse_address
-from angelia.guard.tokens import Tokens, new_text
+from angelia.guard.tokens import Tokens
 from angelia.keys.field_encryption import settle_master_key
 from angelia.keys.node_key import NodeIdentity
+from angelia.listener import refuse_nameless
 from angelia.settings import Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.disk import Disk
@@ -31,7 +31,6 @@ from angelia.stores.embedded.binaries import OLDEST_POSTGRES
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.open_stores import Stores, disk_of
-from angelia.stores.private_files import read_private, write_private
 
 CLOCK_SECONDS = 5.0
 log = structlog.get_logger(__name__)
@@ -42,7 +41,7 @@ async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool
     mode."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
-    _refuse_nameless(settings)
+    refuse_nameless(settings)
     try:
         crypto_support.require()
     except crypto_support.UnsupportedCryptography as error:
@@ -53,8 +52,8 @@ async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool
         await _prepare_master_key(settings, now, rotate=rotate_master_key)
         async with Stores.opened(loaded) as stores, Slices.opened(stores, loaded, node) as slices:
             # Made for its errors: a setting that does not work is reported here, once.
-            slices.edge(stores, settings, open_mode=False)
-            await slices.guard.tokens.keep_admin(_admin_token(DataDir(settings.data_dir).admin_token), now)
+            slices.edge(stores, settings, spool_passage(settings), open_mode=False)
+            await slices.guard.tokens.keep_admin(admin_token.load_or_make(DataDir(settings.data_dir).admin_token), now)
             await slices.audit.audit.make_partitions(now)
             await slices.mail.receipts.make_partitions(now)
             await slices.queues.days.make_partitions(now)
@@ -73,14 +72,6 @@ async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool
 def _refuse_full(disk: Disk) -> None:
     if disk.full:
         raise StartFailed(disk.explanation(), hint="make room there, and try again")
-
-
-def _refuse_nameless(settings: Settings) -> None:
-    if not settings.loopback and settings.public_url is None:
-        raise StartFailed(
-            f"{settings.host} can be reached from elsewhere, and no public_url says what the server is called there",
-            hint="say --public-url http://NAME:PORT as clients have it: agents sign every request for that name",
-        )
 
 
 def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
@@ -173,14 +164,3 @@ async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.close()
-
-
-def _admin_token(path: Path) -> str:
-    """Returns the token in the file; makes one on first use. The file is written before the ledger: after a crash
-    between the two, the next start records the token."""
-    try:
-        return read_private(path, 200).decode("ascii").strip()
-    except FileNotFoundError:
-        text = new_text()
-        write_private(path, f"{text}\n".encode())
-        return text

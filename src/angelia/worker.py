@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -18,6 +18,7 @@ from angelia.stores.embedded.datadir import DataDir
 
 READY = b"\x06"
 _LONGEST_REPORT = 4000
+_UVICORN = "uvicorn.error"
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,10 @@ class StartReport(logging.Handler):
         super().__init__(logging.ERROR)
         self._pipe = pipe
 
+    def listen(self) -> None:
+        """Takes what the server logs as errors, until it is ready."""
+        logging.getLogger(_UVICORN).addHandler(self)
+
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self._tell(record.getMessage() if error is None else _explained(error))
@@ -56,6 +61,7 @@ class StartReport(logging.Handler):
         sys.__excepthook__(kind, error, trace)
 
     def ready(self) -> None:
+        logging.getLogger(_UVICORN).removeHandler(self)
         os.write(self._pipe, READY)
         os.close(self._pipe)
 
@@ -63,66 +69,32 @@ class StartReport(logging.Handler):
         os.write(self._pipe, text.encode("utf-8", "replace")[-_LONGEST_REPORT:] + b"\n")
 
 
-def main() -> None:
+def main(run: Callable[[Handover, StartReport], None]) -> None:
+    """Takes over from the server, and runs what this process is for."""
     handover = Handover.decode(sys.stdin.buffer.read())
     report = StartReport(handover.report)
     sys.excepthook = report.crashed
     run(handover, report)
 
 
-def run(handover: Handover, report: StartReport) -> None:
+def run_web(handover: Handover, report: StartReport) -> None:
     """Builds the application and serves it until a signal stops the process."""
     # Imported here, so that an import that fails is reported too.
-    import uvicorn
-
     from angelia.app import Application
-    from angelia.http import logs
-    from angelia.http.acceptor import Acceptor
-    from angelia.http.protocol import BoundedProtocol
+    from angelia.http import logs, serving
     from angelia.keys.node_key import NodeIdentity
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets=[])
-            self._acceptor = Acceptor(listener, lambda: BoundedProtocol(config, self.server_state, self.lifespan.state))
-            # What exists by now stays. The collector would look through it again and again: 4 to 7 µs for each request,
-            # in long pauses.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(20_000)  # a request makes few cycles, and hundreds of objects that need no collector
-            logging.getLogger("uvicorn.error").removeHandler(report)
-            report.ready()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await self._acceptor.close()
-            application.stop_waiting()
-            await super().shutdown(sockets=sockets)
 
     settings = handover.loaded.settings
     logs.configure(settings)
-    logging.getLogger("uvicorn.error").addHandler(report)
     application = Application(
         loaded=handover.loaded,
         open_mode=handover.open_mode,
         worker=handover.worker,
         node=NodeIdentity(handover.node_public_key, DataDir(settings.data_dir).path),
     )
-    config = uvicorn.Config(
-        application,
-        loop="uvloop",
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=True,
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=settings.drain_seconds,
-    )
+    report.listen()
     listener = socket.socket(fileno=handover.listener)
-    Server(config).run(sockets=[listener])
+    serving.serve(application, listener, drain_seconds=settings.drain_seconds, on_ready=report.ready)
 
 
 def _explained(error: BaseException) -> str:
@@ -132,4 +104,4 @@ def _explained(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(run_web)

@@ -1,4 +1,4 @@
-"""The web processes, as the server's main process runs them: started, restarted, drained, killed."""
+"""Web processes and the spool process, as the server's main process runs them: started, restarted, drained, killed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,36 @@ class _Worker:
     due: float = 0.0
 
 
-class Workers:
-    """A fixed number of web processes behind one listening socket."""
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What a process runs, and its names in the log and in an error."""
 
-    def __init__(self, handover: Handover, metrics: Path, selector: selectors.BaseSelector) -> None:
+    module: str
+    label: str
+    process: str
+
+
+WEB = WorkerKind("angelia.worker", "worker", "web process")
+SPOOL = WorkerKind("angelia.spool_worker", "spool", "spool process")
+
+
+class Workers:
+    """A fixed number of processes behind one listening socket."""
+
+    def __init__(
+        self,
+        handover: Handover,
+        metrics: Path,
+        selector: selectors.BaseSelector,
+        kind: WorkerKind = WEB,
+        count: int = 1,
+    ) -> None:
         """`handover` is what each worker gets, but for its number and the pipe for its report."""
         self._handover = handover
+        self._kind = kind
         self._metrics = str(metrics)
         self._selector = selector
-        self._workers = [_Worker(number) for number in range(handover.loaded.settings.workers)]
+        self._workers = [_Worker(number) for number in range(count)]
 
     @property
     def all_ready(self) -> bool:
@@ -70,7 +91,7 @@ class Workers:
                     self._launch(worker, now)
                 except OSError as error:
                     worker.due = now + worker.backoff.next(0.0)
-                    yield f"worker {worker.number} cannot be started: {error}"
+                    yield f"{self._kind.label} {worker.number} cannot be started: {error}"
 
     def collect(self) -> None:
         """Forgets the workers that ended, without restarting them."""
@@ -101,7 +122,7 @@ class Workers:
         handover = msgspec.structs.replace(self._handover, worker=worker.number, report=writing)
         program = Program(
             # -P: a directory named angelia in the working directory must not be imported instead of the package.
-            command=(sys.executable, "-P", "-m", "angelia.worker"),
+            command=(sys.executable, "-P", "-m", self._kind.module),
             environ=self._environment(),
             death_signal=signal.SIGTERM,
             pass_fds=(handover.listener, writing),
@@ -144,10 +165,10 @@ class Workers:
         if not worker.was_ready and worker.backoff.failures >= _FAILED_STARTS:
             last = "\n".join(said.strip().splitlines()[-8:])
             raise StartFailed(
-                f"the web process ended {_FAILED_STARTS} times before it was ready, the last time with {how}",
+                f"the {self._kind.process} ended {_FAILED_STARTS} times before it was ready, the last time with {how}",
                 hint=last or "what it wrote before its end stands above",
             )
-        return f"worker {worker.number} (pid {pid}) ended with {how}; next start in {delay:.1f} s"
+        return f"{self._kind.label} {worker.number} (pid {pid}) ended with {how}; next start in {delay:.1f} s"
 
     def _forget(self, worker: _Worker) -> None:
         if worker.child is not None:

@@ -193,6 +193,7 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         config completion bash
         doctor
         serve --port 99999
+        spool serve --port 99999
         pipeline run nothing
         pipeline stream nothing
         pipeline status

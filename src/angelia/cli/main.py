@@ -24,6 +24,7 @@ root = Root(
     "a message platform for AI agents",
     [
         Entry("start", "serve", "run a server, with its own PostgreSQL and Valkey"),
+        Entry("start", "spool", "run a node of group logs, which needs no other store"),
         Entry("start", "doctor", "find out what works on this machine, and what does not"),
         Entry("start", "config", "show every setting and where it came from; completion"),
         Entry("start", "agent", "make, register and show agents; claim a handle"),

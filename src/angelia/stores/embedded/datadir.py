@@ -24,6 +24,7 @@ from angelia.stores.system_user import SystemUser, choose_store_user
 LONGEST_SOCKET_PATH = 100
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 VALKEY_SOCKET = "valkey.sock"
+SPOOL_SOCKET = "spool.sock"
 
 # What a new data directory may hold: the agents' home and the archive with its checkpoints lie here by default, a fresh
 # volume has lost+found, and an interrupted first start may have left logs.
@@ -33,10 +34,12 @@ _EXPECTED = {"agents", "checkpoints", "lake", "lake-simulated", "lost+found", "l
 class DataDir:
     """One data directory. Call `prepare` and `lock` before anything else."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: SystemUser | None = None) -> None:
+        """`owner` is the user that the stores run as, if it need not be chosen."""
         self.path = path = path.expanduser().resolve()
         self.postgres = path / "postgres"
         self.valkey = path / "valkey"
+        self.spool = path / "spool"
         self.logs = path / "log"
         self.binaries = path / "bin"
         self.lock_file = path / LOCK
@@ -46,13 +49,14 @@ class DataDir:
         self.master_key = path / "master.key"
         self.postgres_password = path / "postgres.password"
         self.valkey_password = path / "valkey.password"
+        self._given_owner = owner
         self._lock: int | None = None
         self.left_by_a_crash = False
 
     @cached_property
     def owner(self) -> SystemUser:
         """The user that the stores run as."""
-        return choose_store_user(self.path)
+        return self._given_owner or choose_store_user(self.path)
 
     @cached_property
     def runtime(self) -> Path:
@@ -71,6 +75,10 @@ class DataDir:
     @property
     def sockets(self) -> Path:
         return self.runtime / "s"
+
+    @property
+    def spool_socket(self) -> Path:
+        return self.sockets / SPOOL_SOCKET
 
     @property
     def metrics(self) -> Path:

@@ -1,0 +1,201 @@
+"""RocksDB through rocksdict: families, atomic synced batches, and iterators that keep to what was there when they were
+opened. One process opens a database.
+
+Iterators only, no snapshots: iteration over a snapshot of rocksdict 0.3.29 shows later writes. A family keeps the lock
+of the database, so all are dropped before it closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    CompactOptions,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from angelia.errors import DiskFull, ReadOnly, StartFailed, Unavailable
+
+_CACHE_BYTES = 64 << 20
+_BLOOM_BITS = 10
+_OPEN_FILES = 512
+_LOG_FILES = 4
+_LOCK_SECONDS = 10.0
+
+
+class RocksBatch:
+    """Writes that happen together or not at all."""
+
+    __slots__ = ("_families", "_writes", "operations")
+
+    def __init__(self, families: dict[str, ColumnFamily]) -> None:
+        self._families = families
+        self._writes = WriteBatch(raw_mode=True)
+        self.operations = 0
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        self._writes.put(key, value, self._families[family])
+        self.operations += 1
+
+    def delete(self, family: str, key: bytes) -> None:
+        self._writes.delete(key, self._families[family])
+        self.operations += 1
+
+    def delete_range(self, family: str, first: bytes, end: bytes) -> None:
+        """Deletes the keys from `first` up to `end`, which is not one of them."""
+        self._writes.delete_range(first, end, self._families[family])
+        self.operations += 1
+
+
+class RocksIterator:
+    """An iterator that keeps to a range of keys. Of rocksdict 0.3.29 only the upper bound can be used, as long as its
+    options live: `set_iterate_lower_bound` sets the upper one as well, so `valid` looks at the lower bound here."""
+
+    __slots__ = ("_first", "_is_valid", "_options", "key", "next", "seek", "seek_for_prev", "status", "value")
+
+    def __init__(self, iterator: RdictIter, options: ReadOptions, first: bytes) -> None:
+        self._options = options
+        self._first = first
+        self._is_valid = iterator.valid
+        self.key = iterator.key
+        self.value = iterator.value
+        self.next = iterator.next
+        self.seek = iterator.seek
+        self.seek_for_prev = iterator.seek_for_prev
+        self.status = iterator.status
+
+    def valid(self) -> bool:
+        """Whether it stands at a key of its range."""
+        return self._is_valid() and self.key() >= self._first
+
+
+class Rocks:
+    """An open database."""
+
+    def __init__(self, path: Path, families: Sequence[str]) -> None:
+        cache = Cache(_CACHE_BYTES)
+        self._db = _open_patiently(path, {name: _family_options(cache) for name in families})
+        self._families = {name: self._db.get_column_family(name) for name in families}
+        self._handles = {name: self._db.get_column_family_handle(name) for name in families}
+        self._synced = WriteOptions()
+        self._synced.sync = True
+
+    def close(self) -> None:
+        """Closes the database. Its iterators must be gone."""
+        self._handles.clear()
+        for family in self._families.values():
+            family.close()
+        self._families.clear()
+        self._db.close()
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        with _wrapped():
+            found: bytes | None = self._families[family].get(key)
+            return found
+
+    def iterator(self, family: str, first: bytes, end: bytes) -> RocksIterator:
+        """An iterator over the keys from `first` up to `end`, which is not one of them; it stands at the first."""
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        with _wrapped():
+            found = self._families[family].iter(options)
+            found.seek(first)
+            return RocksIterator(found, options, first)
+
+    def batch(self) -> RocksBatch:
+        return RocksBatch(self._handles)
+
+    def write(self, batch: RocksBatch) -> None:
+        """Writes a batch; on return it is synced."""
+        if not batch.operations:
+            return
+        with _wrapped():
+            self._db.write(batch._writes, self._synced)
+
+    def compact(self, family: str, first: bytes, end: bytes) -> None:
+        """Gives the space of deleted keys back. Takes seconds; reads and writes go on meanwhile."""
+        with _wrapped():
+            self._families[family].compact_range(first, end, CompactOptions())
+
+    def bytes_of(self, family: str) -> int:
+        """The size of a family, as RocksDB estimates it: its tables and what is still in memory."""
+        found = self._families[family]
+        tables = found.property_int_value("rocksdb.live-sst-files-size") or 0
+        return tables + (found.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
+
+
+def check_iterator(iterator: RocksIterator) -> None:
+    """Raises if an iterator stopped because of a fault, and not at its end."""
+    with _wrapped():
+        iterator.status()
+
+
+def _open_patiently(path: Path, families: dict[str, Options]) -> Rdict:
+    """Waits for the process that had the database before us, which may be about to end."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return Rdict(str(path), _options(), families)
+        except Exception as error:  # rocksdict raises no other type
+            if not _is_lock_held(error) or time.monotonic() > deadline:
+                raise _start_failed(path, error) from error
+        time.sleep(0.05)
+
+
+def _is_lock_held(error: Exception) -> bool:
+    return "lock" in str(error).lower()
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())  # a torn tail is cut, never a hole in the middle
+    options.set_max_open_files(_OPEN_FILES)
+    options.set_keep_log_file_num(_LOG_FILES)
+    options.set_max_background_jobs(2)
+    return options
+
+
+def _family_options(cache: Cache) -> Options:
+    options = Options(raw_mode=True)
+    options.set_compression_type(DBCompressionType.none())  # ciphertext
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_bloom_filter(_BLOOM_BITS, False)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # rocksdict raises no other type
+        text = str(error)
+        if "No space left" in text or os.strerror(errno.EDQUOT) in text:
+            raise DiskFull("the node's disk is full", hint="nothing was stored", retry_after=30) from error
+        if "IO error" in text or "Corruption" in text:
+            raise ReadOnly(f"the log cannot be read or written: {text}", retry_after=60) from error
+        raise Unavailable(f"RocksDB: {text}") from error
+
+
+def _start_failed(path: Path, error: Exception) -> StartFailed:
+    if _is_lock_held(error):
+        return StartFailed(f"another process has the log {path} open", hint="one process runs a spool's data directory")
+    return StartFailed(f"the log {path} cannot be opened: {error}", hint="restore the directory from a back-up")
