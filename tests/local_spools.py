@@ -18,7 +18,7 @@ from probe_edge import listening
 @asynccontextmanager
 async def local_spool(settings: Settings, node: NodeKey, *, open_mode: bool) -> AsyncIterator[None]:
     data_dir = DataDir(settings.data_dir)
-    data_dir.sockets.mkdir(parents=True, exist_ok=True)
+    data_dir.runtime.mkdir(parents=True, exist_ok=True)
     application = SpoolApplication(settings, node, open_mode=open_mode, token=None, behind_web=True)
     try:
         async with application.running(), listening(application, bind_local(data_dir.spool_socket)):

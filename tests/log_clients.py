@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,13 +10,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from angelia.api.request_verifier import RequestVerifier
 from angelia.envelope.json_form import to_text
+from angelia.grouplog import routes
 from angelia.grouplog.model import frames
 from angelia.grouplog.model.frames import MEDIA, Backfill, End, FrameReader, Hello, LogMessage, Result, Status, Type
 from angelia.grouplog.model.ids import base58, sender_id
 from angelia.grouplog.model.records import Record
-from http_agents import Agent
+from angelia.grouplog.roster_guard import Nonces, RosterGuard
+from angelia.http.edge import Edge
+from grouplog.open_logs import Log
+from http_agents import HOST, Agent
+
+NODE = to_text(Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw())
 
 
 def new_group() -> bytes:
@@ -64,7 +73,7 @@ class LogClient:
         body = {
             "group": base58(self.group),
             "roster": roster or roster_of(self.agent),
-            "nodes": nodes or [{"id": to_text(bytes(32)), "url": "http://node.example"}],
+            "nodes": nodes or [{"id": NODE, "url": "http://node.example"}],
             "config": {"min_copies": 1} if config is None else config,
         }
         return await self.call("POST", "/v1/groups", json.dumps(body).encode(), **how)
@@ -113,3 +122,28 @@ async def _frames(answer: httpx.Response) -> AsyncIterator[tuple[int, bytes]]:
     async for part in answer.aiter_raw():
         for frame in reader.feed(part):
             yield frame
+
+
+def agent_of(number: int) -> Agent:
+    """The member of an open log, as a client of it over HTTP."""
+    return Agent(hashlib.sha256(b"member %d" % number).digest())
+
+
+def edge_of_log(log: Log, *, token: str | None = None, began_ms: int | None = None) -> Edge:
+    """The HTTP surface of an open log. Its memory of nonces began now, or at the time that is given."""
+    verifier = RequestVerifier(
+        public_url=None, host="127.0.0.1", port=8080, loopback=True, past_seconds=60, ahead_seconds=5
+    )
+    guard = RosterGuard(log.spool.groups, verifier, token)
+    if began_ms is not None:
+        guard._nonces = Nonces(began_ms)
+    handlers = routes.routes(log.service, log.node.public)
+    return Edge(handlers, guard, open_mode=token is None, loopback=True, proxies=())
+
+
+@asynccontextmanager
+async def served(log: Log, *, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an open log, whose node has run for long."""
+    transport = httpx.ASGITransport(edge_of_log(log, token=token, began_ms=0))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+        yield client

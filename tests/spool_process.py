@@ -44,7 +44,7 @@ class SpoolProcess:
             ready = re.search(rb"is ready   (http\S+)", self.log.read_bytes()[begin:])
             if ready:
                 self.url = ready[1].decode()
-                if not self._environ:
+                if "ANGELIA_PUBLIC_URL" not in self._environ:
                     self._port = self.url.rpartition(":")[2]
                 # A signature names the second in which it was made, and those from before the start are refused.
                 time.sleep(1 - time.time() % 1)

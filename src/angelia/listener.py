@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
+import resource
 import socket
 import time
 from pathlib import Path
 
 from angelia.errors import StartFailed
 from angelia.settings import Settings
+
+_OPEN_FILES = 65536
 
 
 def bind(settings: Settings, *, patient: bool) -> socket.socket:
@@ -35,6 +38,15 @@ def bind(settings: Settings, *, patient: bool) -> socket.socket:
             raise _bind_failed(settings, error) from error
 
 
+def raise_open_files() -> None:
+    """Each connection takes a descriptor, and many systems allow only 256 or 1,024 by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that getrlimit does not report
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def refuse_nameless(settings: Settings) -> None:
     """StartFailed for a server that others can reach, if nothing says what it is called there."""
     if not settings.loopback and settings.public_url is None:
@@ -48,16 +60,14 @@ def bind_local(path: Path) -> socket.socket:
     """Returns a Unix socket that listens on a path, and that only this user can reach."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
         listener.bind(str(path))
+        path.chmod(0o600)  # before it listens: until then nothing can connect
         listener.listen(2048)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise StartFailed(f"the socket {path} cannot be made: {error.strerror}") from error
-    finally:
-        os.umask(before)
     return listener
 
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import selectors
 import shlex
 import shutil
@@ -29,7 +28,7 @@ from angelia.audit_sealer import SealerThread
 from angelia.guard.api import MadeToken
 from angelia.http import logs
 from angelia.keys.node_key import load_or_make
-from angelia.listener import bind, bind_local, local_url
+from angelia.listener import bind, bind_local, local_url, raise_open_files
 from angelia.pipeline_schedule import PipelineSchedule
 from angelia.runtime_file import Runtime
 from angelia.settings import OUR_OWN, Loaded, Settings
@@ -42,13 +41,12 @@ from angelia.worker_pool import SPOOL, Workers
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
-_OPEN_FILES = 65536
 
 
 def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
     """Runs a server until a signal ends it. Returns the exit code; StartFailed if it cannot start."""
     logs.configure(loaded.settings)
-    _raise_open_files()
+    raise_open_files()
     with _Signals() as signals, contextlib.ExitStack() as cleanup:
         try:
             stores, spool, workers, schedule, listener = _start(loaded, signals, cleanup, rotate_master_key)
@@ -267,12 +265,3 @@ def _before_the_next(loaded: Loaded) -> Iterator[str]:
         yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
         yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"
-
-
-def _raise_open_files() -> None:
-    # Each connection takes a descriptor, and many systems allow only 256 or 1,024 by default.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that getrlimit does not report
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

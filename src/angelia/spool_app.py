@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from angelia import metrics
 from angelia.api import clock
 from angelia.api.request_verifier import RequestVerifier
+from angelia.errors import AngeliaError
 from angelia.grouplog import routes
 from angelia.grouplog.append_rate import AppendRate
 from angelia.grouplog.maintenance import Scrub, SpoolMaintenance
@@ -31,6 +35,7 @@ from angelia.stores.system_user import SystemUser
 
 OBSERVE_SECONDS = 10.0
 _MOST_STREAMS = 1_000  # of one member at one address, in all its groups
+log = structlog.get_logger(__name__)
 
 
 class SpoolProtocol(BoundedProtocol):
@@ -60,6 +65,8 @@ class SpoolApplication:
         self._behind_web = behind_web
         self._edge: Edge | None = None
         self._spool: Spool | None = None
+        self.failure: AngeliaError | None = None  # why it could not start
+        self.wants_restart = False
 
     def stop_waiting(self) -> None:
         """Called before the server stops: streams end now."""
@@ -80,12 +87,17 @@ class SpoolApplication:
         settings = self._settings
         directory = DataDir(settings.data_dir).spool
         make_private_directory(directory, SystemUser.ourselves())
-        async with Spool.opened(directory) as spool:
+        async with AsyncExitStack() as stack:
+            try:
+                spool = await stack.enter_async_context(Spool.opened(directory))
+            except AngeliaError as error:
+                self.failure = error
+                raise
             maintenance = SpoolMaintenance(spool)
             rate = AppendRate(settings.log_append_rate, settings.log_append_burst)
             service = GroupLog(spool, maintenance, self._node.public_key, self._node.sign, rate)
             self._spool, self._edge = spool, self._edge_of(spool, service)
-            work = [maintenance.run(), Scrub(spool, clock).run(), _observe(spool)]
+            work = [maintenance.run(), Scrub(spool, clock).run(), _observe(spool), self._start_again(spool)]
             tasks = [asyncio.create_task(one) for one in work]
             try:
                 yield
@@ -93,6 +105,13 @@ class SpoolApplication:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_again(self, spool: Spool) -> None:
+        """Ends the server after a write that had no room: it is started again, with the room of the reserve."""
+        await spool.must_reopen.wait()
+        log.warning("a write had no room: the log is opened anew, and takes deletions")
+        self.wants_restart = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _edge_of(self, spool: Spool, service: GroupLog) -> Edge:
         settings = self._settings
@@ -115,6 +134,7 @@ class SpoolApplication:
             loopback=settings.loopback,
             proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
             most_waits=_MOST_STREAMS,
+            counts=not self._behind_web,
         )
 
 

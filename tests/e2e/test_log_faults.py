@@ -10,7 +10,10 @@ import httpx
 import psutil
 import pytest
 
+from angelia.grouplog import store
 from angelia.grouplog.model.frames import Status
+from angelia.stores.rocks import Rocks
+from grouplog.open_logs import check_families
 from http_agents import Agent
 from log_clients import LogClient, new_group, roster_of
 from server_process import ServerProcess
@@ -88,6 +91,11 @@ async def test_kills_lose_no_acknowledged_append(disk_directory: Path, rounds: i
     assert acknowledged <= held
     assert len(acknowledged) >= 30 * rounds
     assert server.stop() == 0
+    rocks = Rocks(server.data_dir / "spool" / "log", store.FAMILIES)
+    row = store.group(rocks, group)
+    assert row is not None
+    assert acknowledged <= set(check_families(rocks, row.ordinal))
+    rocks.close()
 
 
 async def test_a_node_of_its_own_needs_no_other_store_and_keeps_what_it_acknowledged(disk_directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ from angelia.grouplog.deleting import Deleted, Deletion
 from angelia.grouplog.group_changes import Creation
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.maintenance import SpoolMaintenance
-from angelia.grouplog.model import frames, records
+from angelia.grouplog.model import coding, frames, records, vectors
 from angelia.grouplog.model.frames import Backfill, End, Hello, Hole, LogMessage, Status
 from angelia.grouplog.model.groups import GroupConfig, GroupMember, GroupRoster, LogFloor, Node, NodeList, RosterEntry
-from angelia.grouplog.model.records import Record
+from angelia.grouplog.model.pieces import Manifest, NodeReceipt, ShardPlace, receipt_bytes
+from angelia.grouplog.model.placement import Shape
+from angelia.grouplog.model.records import WHOLE, Record
 from angelia.grouplog.reserve import DiskReserve
 from angelia.grouplog.service import GroupLog
 from angelia.grouplog.spool import Spool
@@ -61,6 +63,7 @@ class Log:
     service: GroupLog
     node: Key
     keys: tuple[Key, ...]
+    founder: bytes  # the sender id of the first member
 
     @property
     def rocks(self) -> Rocks:
@@ -77,7 +80,7 @@ class Log:
     async def append(self, *messages: tuple[bytes, int, bytes]) -> list[Status]:
         """Appends (sender, seq, record), as one request."""
         parsed = [incoming(LogMessage(sender, seq, record), records.decode(record)) for sender, seq, record in messages]
-        return await self.spool.append(Append(self.group, parsed, self.spool.subscriptions))
+        return await self.spool.append(Append(self.group, self.founder, parsed, self.spool.subscriptions))
 
     async def put(self, sender: bytes, seq: int, level: int = 0, data: bytes | None = None) -> Status:
         (status,) = await self.append((sender, seq, full(seq, level, data)))
@@ -163,6 +166,83 @@ def read_page(body: bytes) -> tuple[list[LogMessage], list[Hole], End]:
     return messages, holes, End.decode(last)
 
 
+@dataclass
+class Snapshot:
+    """A snapshot of one member: whole, or in shards with the manifest that its sender signed."""
+
+    group: bytes
+    sender: bytes
+    seq: int
+    level: int
+    watermark: Mapping[bytes, int]
+    data: bytes
+    shape: Shape | None = None
+    manifest: bytes = b""
+    shards: Sequence[bytes] = ()
+
+    @classmethod
+    def coded(
+        cls,
+        group: bytes,
+        sender: bytes,
+        sign: Callable[[bytes], bytes],
+        nodes: Sequence[bytes],
+        *,
+        data_shards: int = 3,
+        seq: int = 7,
+        level: int = 2,
+        watermark: Mapping[bytes, int] | None = None,
+        data: bytes = bytes(range(250)) * 20,
+    ) -> Snapshot:
+        """Cuts it into a shard for each of the nodes."""
+        shape, watermark = Shape(data_shards, len(nodes)), watermark or {}
+        length = coding.shard_length(len(data), data_shards)
+        if data_shards == len(nodes):  # no parity: the shards are the slices
+            shards = [data[at : at + length].ljust(length, b"\0") for at in range(0, length * data_shards, length)]
+        else:
+            shards = coding.encode(data, shape)
+        manifest = Manifest(
+            group=group,
+            sender=sender,
+            seq=seq,
+            level=level,
+            watermark_digest=vectors.digest(watermark),
+            length=len(data),
+            digest=hashlib.sha256(data).digest(),
+            data_shards=data_shards,
+            places=tuple(
+                ShardPlace(hashlib.sha256(shard).digest(), node) for shard, node in zip(shards, nodes, strict=True)
+            ),
+        )
+        return cls(group, sender, seq, level, watermark, data, shape, manifest.encode(sign), shards)
+
+    @property
+    def digest(self) -> bytes:
+        """What a completion names: the SHA-256 of the manifest, or of the data if there is none."""
+        return hashlib.sha256(self.manifest or self.data).digest()
+
+    def message(self, index: int = WHOLE) -> LogMessage:
+        """The message that is stored whole, or that carries a shard."""
+        if self.shape is None:
+            record = Record(self.level, self.data)
+        else:
+            record = Record(
+                self.level,
+                self.shards[index],
+                index,
+                self.shape.data_shards,
+                self.shape.total_shards,
+                self.manifest,
+            )
+        return LogMessage(self.sender, self.seq, record.encode())
+
+    def receipt(self, node: Key, index: int = WHOLE) -> NodeReceipt:
+        """The receipt of a node that stored it, or a shard of it."""
+        digest = hashlib.sha256(self.data if index == WHOLE else self.shards[index]).digest()
+        signed = receipt_bytes(self.group, self.sender, self.seq, self.level, index, digest)
+        return NodeReceipt(node.public, index, digest, node.sign(signed))
+
+
 def creation(spool: Spool, keys: Sequence[Key], nodes: Sequence[Key], config: GroupConfig, id: bytes) -> Creation:
     entries = [
         RosterEntry(binding=number, public_key=key.public, admin=number == 1) for number, key in enumerate(keys, 1)
@@ -189,4 +269,4 @@ async def opened(
         work = creation(spool, keys, nodes or (node,), config or GroupConfig(min_copies=1), id)
         group, _ = await spool.run(work)
         service = GroupLog(spool, SpoolMaintenance(spool), node.public, node.sign, AppendRate())
-        yield Log(spool, group, service, node, keys)
+        yield Log(spool, group, service, node, keys, group.row.roster.members[0].sender)

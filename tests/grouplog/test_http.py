@@ -12,7 +12,6 @@ import httpx
 import msgspec
 import pytest
 
-from angelia.envelope.json_form import to_text
 from angelia.grouplog.model import vectors
 from angelia.grouplog.model.documents import CompletionDocument
 from angelia.grouplog.model.frames import MEDIA, CaughtUp, Failure, Hello, LogMessage, Status, Type
@@ -20,7 +19,7 @@ from angelia.grouplog.model.ids import base58
 from angelia.grouplog.model.pieces import Completion
 from angelia.grouplog.model.records import Record
 from http_agents import HOST, Agent, Server
-from log_clients import LogClient, new_group, roster_of
+from log_clients import NODE, LogClient, new_group, roster_of
 from probe_edge import listening
 from spool_process import SpoolProcess
 
@@ -179,7 +178,7 @@ async def test_roster_and_nodes_change_by_compare_and_set_and_by_admins(
     assert (changed.status_code, changed.json()["roster_epoch"]) == (200, 2)
     late = await alice.call("PUT", "/roster", json.dumps(both).encode())
     assert (*code(late), late.json()["epoch"]) == (409, "epoch_conflict", 2)
-    nodes = {"epoch": 1, "nodes": [{"id": to_text(bytes([7]) * 32), "url": "http://other.example"}]}
+    nodes = {"epoch": 1, "nodes": [{"id": NODE, "url": "http://other.example"}]}
     assert code(await bob.call("PUT", "/nodes", json.dumps(nodes).encode())) == (403, "authorization_denied")
     changed = await alice.call("PUT", "/nodes", json.dumps(nodes).encode())
     assert (changed.json()["node_epoch"], changed.json()["nodes"]) == (2, nodes["nodes"])

@@ -615,7 +615,7 @@ async def test_a_start_that_is_told_to_rotates_the_key_and_then_goes_on(
 ) -> None:
     await settle_master_key(ledger, path, NOW, rotate=False)
     sealed, old = await encrypt(ledger, Fields(master_key.load(path))), key_in(path)
-    server = await start(rotate_master_key=True)
+    server = await start(rotate_master_key=True, spool=True)
     assert key_in(path) != old
     assert not next_of(path).exists()
     fields = Fields(master_key.load(path))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from angelia import metrics
-from angelia.errors import BadLevel, MessageConflict, Quota, ShardConflict, TooLarge
+from angelia.errors import BadLevel, DamagedRecord, MessageConflict, Quota, ShardConflict, TooLarge
 from angelia.grouplog import store
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.model import records
@@ -18,6 +19,8 @@ from angelia.grouplog.model.pieces import Manifest
 from angelia.grouplog.model.records import Kind, Record
 from angelia.grouplog.subscriptions import Subscriptions
 from angelia.stores.rocks import Rocks, RocksBatch
+
+_COUNTED = {status: metrics.LOG_APPENDS.labels(status.label) for status in Status}
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -49,8 +52,10 @@ class Append:
 
     alone = False
 
-    def __init__(self, group: LiveGroup, messages: Sequence[Incoming], subscriptions: Subscriptions) -> None:
+    def __init__(self, group: LiveGroup, by: bytes, messages: Sequence[Incoming], subscriptions: Subscriptions) -> None:
+        """`by` is the sender id of the member that asks for it."""
         self._group = group
+        self._by = by
         self._messages = messages
         self._subscriptions = subscriptions
         self.messages = len(messages)
@@ -61,6 +66,7 @@ class Append:
     def stage(self, rocks: Rocks, batch: RocksBatch) -> None:
         group = self._group
         group.check_live()
+        group.check_member(self._by)  # it may have been removed since its request came
         own: dict[tuple[bytes, int], bytes] = {}
         statuses = []
         for at, message in enumerate(self._messages):
@@ -81,8 +87,9 @@ class Append:
 
     def finish(self) -> list[Status]:
         group = self._group
+        for status, count in Counter(self._statuses).items():
+            _COUNTED[status].inc(count)
         for message, status in zip(self._messages, self._statuses, strict=True):
-            metrics.LOG_APPENDS.labels(status.label).inc()
             if status is Status.STORED:
                 id_ = (message.sender, message.seq)
                 group.staged.pop(id_, None)
@@ -101,7 +108,10 @@ class Append:
             return Status.SUPERSEDED
         there = own.get(id_) or group.staged.get(id_)
         if there is None and message.seq <= group.highest(message.sender):
-            there = store.record(rocks, group.ordinal, *id_)
+            try:
+                there = store.record(rocks, group.ordinal, *id_)
+            except DamagedRecord:
+                there = b""
         if there is None:
             return Status.STORED
         if there == message.record:
@@ -114,7 +124,8 @@ class Append:
     def _may_replace(self, rocks: Rocks, message: Incoming, there: bytes) -> bool:
         """Whether a message may take the place of what is stored: of a damaged record of its level, or of a shard that
         belongs elsewhere by now."""
-        if not records.is_sound(there):
+        damaged = not records.is_sound(there) or not self._group.is_true_shard(message.sender, message.seq, there)
+        if damaged:
             # The level byte may be damaged too; `hi` has the level.
             return message.level == store.level(rocks, self._group.ordinal, message.sender, message.seq)
         return message.kind is Kind.SHARD and self._has_moved(records.decode(message.record), records.decode(there))

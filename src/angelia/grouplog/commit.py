@@ -1,5 +1,5 @@
 """The commit section of a node: one thread that checks, writes, syncs and publishes, so the event loop never waits for
-the disk.
+a sync. (RocksDB gives up the interpreter's lock while it writes, not while it seeks.)
 
 Works that came while the last sync ran share the next one. A work is staged (its checks, and its writes into the
 batch), then all are synced at once, then each is finished: its result is handed out, and what it stored is published.
@@ -81,6 +81,7 @@ class CommitThread:
         self._waiting_bytes = 0
         self._thread = threading.Thread(target=self._run, name="group-log-writer", daemon=True)
         self._closing = False
+        self.failure: BaseException | None = None  # why the thread has ended
 
     def start(self) -> None:
         self._thread.start()
@@ -95,19 +96,26 @@ class CommitThread:
         """Runs a work, and returns its result once it is synced."""
         if self._closing:
             raise Unavailable("the node is stopping", retry_after=1)
+        if self.failure is not None:
+            raise Unavailable("the node's writer has failed", hint="restart the node") from self.failure
         if self._waiting_bytes and self._waiting_bytes + work.size > MOST_WAITING:
             raise RateLimited("the node has too much to write", hint="send it again in a moment", retry_after=1)
         waiting = _Waiting(work, self._loop)
         self._waiting_bytes += work.size
-        waiting.future.add_done_callback(lambda _: self._forget(work.size))
         self._queue.put(waiting)  # type: ignore[arg-type]
-        # A caller that hangs up must not take back what is being written.
-        return await asyncio.shield(waiting.future)
-
-    def _forget(self, size: int) -> None:
-        self._waiting_bytes -= size
+        return await waiting.future  # a caller that hangs up cancels this, and takes nothing back of what is written
 
     def _run(self) -> None:
+        try:
+            self._commit_all()
+        except BaseException as error:
+            self.failure = error
+            log.exception("the writer of the log has failed")
+            while (one := self._queue.get()) is not None:  # what came meanwhile, until the node stops
+                one.error = Unavailable("the node's writer has failed", hint="restart the node")
+                self._tell([one])
+
+    def _commit_all(self) -> None:
         held: _Waiting[object] | None = None
         while True:
             first = held or self._queue.get()
@@ -119,12 +127,18 @@ class CommitThread:
                 held = self._gather(group)
             try:
                 self._commit(group)
-            except Exception as error:
+            except BaseException as error:
                 log.exception("a commit failed")
                 for one in group:
                     one.error = one.error or Unavailable(f"the node failed: {error}")
                     with contextlib.suppress(AngeliaError):
                         one.work.undo()
+                if not isinstance(error, Exception):  # such as a panic of RocksDB's binding
+                    self.failure = error
+                    for one in (*group, *filter(None, [held])):
+                        one.error = one.error or Unavailable("the node's writer has failed")
+                    self._tell([*group, *filter(None, [held])])
+                    raise
             self._tell(group)
 
     def _gather(self, group: list[_Waiting[object]]) -> _Waiting[object] | None:
@@ -175,5 +189,6 @@ class CommitThread:
 
     def _settle(self, group: list[_Waiting[object]]) -> None:
         for one in group:
+            self._waiting_bytes -= one.work.size
             one.settle()
         self._after()

@@ -12,7 +12,7 @@ from angelia.grouplog import store
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.model.groups import LogFloor
 from angelia.grouplog.subscriptions import Subscriptions
-from angelia.stores.rocks import Rocks, RocksBatch
+from angelia.stores.rocks import Rocks, RocksBatch, RocksIterator
 
 MOST_OPERATIONS = 50_000  # of one batch
 MOST_UNSEEN = 1_000_000  # messages above what the node knows of a sender
@@ -38,17 +38,27 @@ class Deletion:
     ) -> None:
         self._group = group
         self._level = level
-        self._watermark = watermark
+        # Strangers' ids have nothing here that could be deleted, and their floors would only take room.
+        self._watermark = {sender: seq for sender, seq in watermark.items() if group.knows(sender)}
         self._subscriptions = subscriptions
-        self.size = 24 * len(watermark)
+        self.size = 24 * len(self._watermark)
         self._floors: list[LogFloor] = []
+        self._untold: list[LogFloor] = []  # floors that are not in memory yet, nor told to subscribers
         self._ranges = self._points = 0
         self._gone_corrupt: set[tuple[bytes, int]] = set()
 
     def stage(self, rocks: Rocks, batch: RocksBatch) -> None:
         self._group.check_live()
         self._check_watermark()
-        parts = [part for sender in sorted(self._watermark) if (part := self._part(rocks, sender)) is not None]
+        every = store.all_levels(rocks, self._group.ordinal)
+        corrupt: dict[bytes, set[int]] = {}
+        for sender, seq in list(self._group.corrupt):
+            corrupt.setdefault(sender, set()).add(seq)
+        parts = [
+            part
+            for sender in sorted(self._watermark)
+            if (part := self._part(every, sender, corrupt.get(sender, set()))) is not None
+        ]
         if sum(part.operations for part in parts) > MOST_OPERATIONS:
             self._write_ahead(rocks, parts[:-1])
             parts = parts[-1:]
@@ -60,10 +70,10 @@ class Deletion:
             store.put_pending_deletion(batch, self._group.id, None)
 
     def finish(self) -> Deleted:
-        self._group.set_floors(self._floors)
+        for floor in self._untold:
+            self._tell(floor)
         self._group.corrupt -= self._gone_corrupt
-        for floor in self._floors:
-            self._subscriptions.announce(self._group.id, floor)
+        self._group.deletions += bool(self._floors)
         metrics.LOG_DELETED_RANGES.inc(self._ranges)
         return Deleted(self._floors, self._ranges, self._points)
 
@@ -74,7 +84,7 @@ class Deletion:
         """A node may rightly not have seen the newest messages, but a floor near the largest seq would swallow all that
         a sender will ever write."""
         for sender, seq in self._watermark.items():
-            known = max(self._group.highest(sender), self._group.floor_above(sender, 0))
+            known = self._group.highest(sender)
             if seq > known + MOST_UNSEEN:
                 raise AbsurdWatermark(
                     f"the watermark of sender {sender.hex()[:4]}… is {seq:,}, and this node has seen {known:,}",
@@ -95,20 +105,27 @@ class Deletion:
             except AngeliaError:
                 self._group.reload()
                 raise
+            self._tell(part.floor)
+            self._untold.remove(part.floor)
+
+    def _tell(self, floor: LogFloor) -> None:
+        self._group.set_floors([floor])
+        self._subscriptions.announce(self._group.id, floor)
 
     def _as_pending(self) -> store.PendingDeletion:
         return store.PendingDeletion(self._level, {sender.hex(): seq for sender, seq in self._watermark.items()})
 
-    def _part(self, rocks: Rocks, sender: bytes) -> _Part | None:
-        """What is to be removed of one sender; None if a floor covers it already."""
+    def _part(self, every: RocksIterator, sender: bytes, corrupt: set[int]) -> _Part | None:
+        """What is to be removed of one sender; None if a floor covers it already. `every` goes over all levels, and
+        `corrupt` names the sender's messages that are damaged."""
         group, up_to = self._group, self._watermark[sender]
         if up_to <= group.floor_above(sender, self._level):
             return None
         gone = group.floor_above(sender, 0)  # of level 0 nothing is left up to here
         part = _Part(LogFloor(sender, self._level, up_to))
         first = gone + 1
-        corrupt = {seq for other, seq in list(group.corrupt) if other == sender and seq <= up_to}
-        for seq, level in store.levels(rocks, group.ordinal, sender, up_to):
+        corrupt = {seq for seq in corrupt if seq <= up_to}
+        for seq, level in store.levels(every, group.ordinal, sender, up_to):
             if level < self._level:
                 part.snapshots.append((seq, seq > gone))
                 continue
@@ -119,6 +136,7 @@ class Deletion:
         part.add_range(first, up_to)
         self._gone_corrupt.update((sender, seq) for seq in corrupt)
         self._floors.append(part.floor)
+        self._untold.append(part.floor)
         self._ranges += len(part.ranges)
         self._points += len(part.snapshots)
         return part
@@ -151,4 +169,4 @@ class _Part:
                 store.delete_snapshot(batch, ordinal, sender, seq)
         for level in group.lower_floors(self.floor):
             store.delete_floor(batch, ordinal, sender, level)
-        store.put_floor(batch, ordinal, self.floor)
+        store.put_floor(batch, ordinal, self.floor, group.highest(sender))

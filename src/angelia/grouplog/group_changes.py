@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from angelia.errors import AlreadyExists, Denied, EpochConflict, Unprocessable
+from angelia.errors import AlreadyExists, Denied, EpochConflict, InvalidArgument, Unprocessable
 from angelia.grouplog import store
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.live_groups import LiveGroups
@@ -98,15 +98,22 @@ class _Change:
 
 class RosterChange(_Change):
     def __init__(
-        self, group: LiveGroup, by: bytes, subscriptions: Subscriptions, epoch: int, entries: Sequence[RosterEntry]
+        self,
+        group: LiveGroup,
+        by: bytes,
+        subscriptions: Subscriptions,
+        epoch: int,
+        entries: Sequence[RosterEntry],
+        past: Sequence[RosterEntry] = (),
     ) -> None:
         super().__init__(group, by, subscriptions)
         self._epoch = epoch
         self._entries = entries
+        self._past = past
 
     def _changed(self, row: LogGroupRow) -> LogGroupRow:
         _check_epoch(self._epoch, row.roster.epoch)
-        return msgspec.structs.replace(row, roster=row.roster.replaced(self._group.id, self._entries))
+        return msgspec.structs.replace(row, roster=row.roster.replaced(self._group.id, self._entries, self._past))
 
 
 class NodeChange(_Change):
@@ -119,19 +126,33 @@ class NodeChange(_Change):
 
     def _changed(self, row: LogGroupRow) -> LogGroupRow:
         _check_epoch(self._epoch, row.nodes.epoch)
+        check_copies(row.config, len(self._nodes))
         return msgspec.structs.replace(row, nodes=row.nodes.replaced(self._nodes))
 
 
 class Drop(_Change):
     """Removes a group with all it has. Its id is never used again."""
 
+    def __init__(self, groups: LiveGroups, group: LiveGroup, by: bytes, subscriptions: Subscriptions) -> None:
+        super().__init__(group, by, subscriptions)
+        self._groups = groups
+
     def stage(self, rocks: Rocks, batch: RocksBatch) -> None:
         super().stage(rocks, batch)
         store.drop(batch, self._group.id, self._row)
 
+    def finish(self) -> LogGroupRow:
+        self._groups.count -= 1
+        return super().finish()
+
     def _changed(self, row: LogGroupRow) -> LogGroupRow:
         nobody = GroupRoster(epoch=row.roster.epoch, members=())
         return msgspec.structs.replace(row, state=GroupState.DROPPED, roster=nobody)
+
+
+def check_copies(config: GroupConfig, nodes: int) -> None:
+    if config.min_copies > nodes:
+        raise InvalidArgument(f"min_copies is {config.min_copies}, and there are {nodes} nodes")
 
 
 def _check_epoch(named: int, present: int) -> None:

@@ -33,7 +33,7 @@ class ImportRows:
         """`before` is how many rows of the file come before these."""
         self._group = group
         self._by = by
-        self._append = Append(group, rows, subscriptions)
+        self._append = Append(group, by, rows, subscriptions)
         self._position = ImportPosition(source, before + len(rows))
         self._before = before
         self.messages, self.size = self._append.messages, self._append.size

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 from angelia import metrics
-from angelia.errors import GroupDropped
+from angelia.errors import BadManifest, DamagedRecord, GroupDropped, NotMember
 from angelia.grouplog import store
+from angelia.grouplog.model import records
 from angelia.grouplog.model.groups import GroupMember, GroupState, LogFloor, LogGroupRow
+from angelia.grouplog.model.ids import MAX_SEQ
+from angelia.grouplog.model.pieces import verified_manifest
+from angelia.grouplog.model.records import Kind
 from angelia.stores.rocks import Rocks
 
 _MOST_CORRUPT = 10_000
@@ -20,16 +24,20 @@ class LiveGroup:
         self._rocks = rocks
         self.id = id
         self.row = row
-        self.corrupt: set[tuple[bytes, int]] = set()
+        self.corrupt = set(store.corrupt(rocks, id))
+        self.damage_changed = False
+        self.deletions = 0  # carried out since the group was loaded
         self._load()
 
     def _load(self) -> None:
         self._highest: dict[bytes, int] = {}
         self.staged: dict[tuple[bytes, int], bytes] = {}  # records of the commit that is under way
         floors: dict[bytes, dict[int, int]] = {}
-        for floor in store.floors(self._rocks, self.ordinal):
+        seen: dict[bytes, int] = {}
+        for floor, highest in store.floor_rows(self._rocks, self.ordinal):
             floors.setdefault(floor.sender, {})[floor.level] = floor.seq
-        self._floors = floors
+            seen[floor.sender] = max(highest, seen.get(floor.sender, 0))
+        self._floors, self._seen = floors, seen
         self.stored_bytes = store.stored_bytes(self._rocks, self.id)
 
     def reload(self) -> None:
@@ -46,6 +54,7 @@ class LiveGroup:
         self._row = row
         self._members = {member.key_id: member for member in row.roster.members}
         self._senders = {member.sender for member in row.roster.members} if row.state is GroupState.LIVE else set()
+        self._known = self._senders | {member.sender for member in row.roster.past}
 
     @property
     def ordinal(self) -> int:
@@ -55,13 +64,26 @@ class LiveGroup:
         if self._row.state is GroupState.DROPPED:
             raise GroupDropped
 
+    def check_member(self, sender: bytes) -> None:
+        if sender not in self._senders:
+            raise NotMember("you are not a member of the group any more")
+
     def member(self, key_id: UUID) -> GroupMember | None:
         """The present member with this key."""
         return self._members.get(key_id)
 
-    def has_member(self, sender: bytes) -> bool:
-        """Whether a present member has this sender id."""
-        return sender in self._senders
+    def is_true_shard(self, sender: bytes, seq: int, record: bytes) -> bool:
+        """Whether a stored shard is of the manifest that it comes with; True for a whole message."""
+        found = records.decode(record)
+        if found.kind is Kind.FULL:
+            return True
+        try:
+            manifest = verified_manifest(found.manifest, self.id, sender, seq, self._row.roster.signer(sender))
+        except BadManifest:
+            return False
+        numbers = (manifest.level, manifest.data_shards, len(manifest.places))
+        same = numbers == (found.level, found.data_shards, found.total_shards)
+        return same and manifest.fits(found.index, found.data)
 
     # Floors.
 
@@ -94,11 +116,20 @@ class LiveGroup:
     # Senders.
 
     def highest(self, sender: bytes) -> int:
-        """The highest seq that was ever stored here of a sender, as far as is known."""
+        """The highest seq that was ever stored here of a sender, also if it is deleted by now. The largest there can be
+        if the disk is damaged: then nothing is taken for new without a look at what is stored."""
         known = self._highest.get(sender)
         if known is None:
-            known = self._highest[sender] = store.highest(self._rocks, self.ordinal, sender)
+            try:
+                known = store.highest(self._rocks, self.ordinal, sender)
+            except DamagedRecord:
+                known = MAX_SEQ
+            known = self._highest[sender] = max(known, self._seen.get(sender, 0))
         return known
+
+    def knows(self, sender: bytes) -> bool:
+        """Whether a sender id is of a present or past member."""
+        return sender in self._known
 
     def note_stored(self, sender: bytes, seq: int, size: int) -> None:
         self._highest[sender] = max(seq, self._highest.get(sender, 0))
@@ -110,3 +141,4 @@ class LiveGroup:
         metrics.LOG_CORRUPT.inc()
         if len(self.corrupt) < _MOST_CORRUPT:
             self.corrupt.add((sender, seq))
+            self.damage_changed = True

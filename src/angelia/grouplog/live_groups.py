@@ -64,7 +64,7 @@ class LiveGroups:
 class _Load:
     """Reads a group that is not in memory."""
 
-    alone, messages, size = True, 0, 0
+    alone, messages, size = False, 0, 0
 
     def __init__(self, groups: LiveGroups, id: bytes) -> None:
         self._groups = groups

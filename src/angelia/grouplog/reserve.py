@@ -15,7 +15,7 @@ import structlog
 from angelia.errors import DiskFull
 
 RESERVE = 256 << 20
-_PART = 50  # of a small disk, what the reserve takes
+_PART = 200  # of a small disk, what the reserve takes
 _CHECK_SECONDS = 0.5
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class DiskReserve:
         now = self._stopwatch()
         if now - self._checked_at >= _CHECK_SECONDS:
             self._checked_at = now
-            if self._file.exists() and self._left() < self._least:
+            if self._is_kept() and self._left() < self._least:
                 self.give_up()
             self._keep()
         if self.full:
@@ -68,15 +68,26 @@ class DiskReserve:
     def _keep(self) -> None:
         """Takes the reserve where there is none, if there is room. It is given up when an append needs it, not before:
         whatever else shares the disk would use it up."""
-        if self._file.exists():
+        if self._is_kept():
             return
         if self._left() < self._size + 2 * self._least:
             self.full = True
             return
-        self._make()
+        try:
+            self._make()
+        except OSError:  # others were faster
+            self.give_up()
+            return
         if self.full:
             log.warning("the disk has room again", directory=str(self._directory))
         self.full = False
+
+    def _is_kept(self) -> bool:
+        """Whether the reserve is there with all its bytes: a crash may have left a file without them."""
+        try:
+            return self._file.stat().st_blocks * 512 >= self._size
+        except FileNotFoundError:
+            return False
 
     def _left(self) -> int:
         found = os.statvfs(self._directory)

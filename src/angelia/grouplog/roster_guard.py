@@ -19,12 +19,13 @@ from angelia.api.request_verifier import RequestVerifier
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.times import unix_ms
 from angelia.errors import Denied, InvalidArgument, NotMember, ReplayRejected, Stale, Unauthenticated, Unavailable
+from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.live_groups import LiveGroups
 from angelia.grouplog.member_caller import MemberCaller
 from angelia.grouplog.model.documents import NewGroup, raw
 from angelia.grouplog.model.ids import parse_group
 
-NONCE_LIFE_MS = 180_000  # longer than any signature is accepted
+NONCE_LIFE_MS = 240_000  # longer than any signature is accepted, with the time that its body takes
 _MOST_NONCES = 2_000_000
 
 
@@ -99,7 +100,10 @@ class RosterGuard:
         # before is older than the node's memory.
         if (early_ms := presented.created * 1000 - unix_ms(clock())) > 0:
             await asyncio.sleep(early_ms / 1000)
-        self._nonces.spend(presented.key_id, presented.nonce, presented.created * 1000, request.now_ms)
+        self._nonces.spend(presented.key_id, presented.nonce, presented.created * 1000, unix_ms(clock()))
+        if caller.group is not None:
+            # The roster is that of now: a member may have been removed while its body came.
+            caller = _member_of(caller.group, presented.key_id, request)
         return caller, body, {}
 
     async def count_refusal(self, request: UnverifiedRequest, code: str) -> None:
@@ -113,10 +117,15 @@ class RosterGuard:
 
     async def _member(self, request: UnverifiedRequest, key: UUID) -> MemberCaller:
         group = await self._groups.live(parse_group(unquote(request.path_values[0])))
-        member = group.member(key)
-        if member is None:
-            raise NotMember("no member of the group has this key", hint="an admin of the group adds members")
-        return MemberCaller(address=request.client.address, public_key=member.public_key, group=group, member=member)
+        return _member_of(group, key, request)
+
+
+def _member_of(group: LiveGroup, key: UUID, request: UnverifiedRequest) -> MemberCaller:
+    group.check_live()
+    member = group.member(key)
+    if member is None:
+        raise NotMember("no member of the group has this key", hint="an admin of the group adds members")
+    return MemberCaller(address=request.client.address, public_key=member.public_key, group=group, member=member)
 
 
 def _founder(request: UnverifiedRequest, key: UUID, body: bytes) -> MemberCaller:

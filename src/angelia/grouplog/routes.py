@@ -7,6 +7,7 @@ from typing import Any
 
 from angelia.api import Answer, Call, Handler, Operation, Route
 from angelia.envelope.ids import KeyType, key_id
+from angelia.envelope.json_form import to_text
 from angelia.errors import InvalidArgument
 from angelia.grouplog import api
 from angelia.grouplog.importing import MOST_ROWS
@@ -23,7 +24,7 @@ _Handler = Callable[[Call, LiveGroup, GroupMember], Awaitable[Answer]]
 
 
 def routes(service: GroupLog, node_id: bytes) -> list[Route]:
-    identity = NodeIdentityDocument(key_id=key_id(KeyType.ED25519, node_id), public_key=node_id)
+    identity = NodeIdentityDocument(id=to_text(node_id), key_id=key_id(KeyType.ED25519, node_id), public_key=node_id)
 
     async def node(call: Call) -> Answer:
         return Answer(body=identity)
@@ -56,7 +57,7 @@ def routes(service: GroupLog, node_id: bytes) -> list[Route]:
         return Answer(body=await service.vector(group))
 
     async def delete(call: Call, group: LiveGroup, member: GroupMember) -> Answer:
-        return Answer(body=await service.delete(group, call.json(CompletionDocument)))
+        return Answer(body=await service.delete(group, member, call.json(CompletionDocument)))
 
     async def subscribe(call: Call, group: LiveGroup, member: GroupMember) -> Answer:
         (body,) = frames.split(call.body, Type.HELLO, 1)
@@ -74,7 +75,7 @@ def routes(service: GroupLog, node_id: bytes) -> list[Route]:
         message = LogMessage.decode(body)
         if (message.sender, message.seq) != _id(call):
             raise InvalidArgument("the body is of another message than the path")
-        signature, status = await service.put_shard(group, message, _index(call))
+        signature, status = await service.put_shard(group, member, message, _index(call))
         stored = 201 if status is frames.Status.STORED else 200
         return Answer(stored, frames.receipt_frame(signature), content_type=MEDIA)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 import msgspec
@@ -29,8 +29,9 @@ from angelia.errors import (
 from angelia.grouplog import store
 from angelia.grouplog.append_rate import AppendRate
 from angelia.grouplog.appending import Append, Incoming, incoming
+from angelia.grouplog.damage import DamagedPart
 from angelia.grouplog.deleting import Deletion
-from angelia.grouplog.group_changes import Creation, Drop, NodeChange, RosterChange
+from angelia.grouplog.group_changes import Creation, Drop, NodeChange, RosterChange, check_copies
 from angelia.grouplog.importing import ImportRows
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.maintenance import SpoolMaintenance
@@ -48,10 +49,10 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     Storage,
 )
-from angelia.grouplog.model.frames import Backfill, End, Held, Hello, Hole, LogMessage, Result, Status
+from angelia.grouplog.model.frames import Backfill, End, Held, Hello, Hole, LogMessage, Result, Status, message_head
 from angelia.grouplog.model.groups import MAX_LEVEL, GroupMember, GroupRoster, NodeList, Vector
 from angelia.grouplog.model.pieces import Completion, Manifest, receipt_bytes, verified_manifest
-from angelia.grouplog.model.placement import Shape
+from angelia.grouplog.model.placement import SMALLEST_SHAPE, Shape
 from angelia.grouplog.model.records import Kind, Record, level_of
 from angelia.grouplog.spool import Spool
 from angelia.grouplog.streaming import Stream
@@ -59,6 +60,7 @@ from angelia.grouplog.subscriptions import Begin, LogSubscriber
 from angelia.grouplog.walk import BackfillWalk, Lacking
 
 Sign = Callable[[bytes], bytes]
+_SENDERS_A_TOKEN = 50  # of a watermark: a deletion spends of the rate of appends
 
 
 class GroupLog:
@@ -79,12 +81,12 @@ class GroupLog:
         """Creates a group; `signer` is the public key that signed the request. The second value says whether it is
         new."""
         id_ = new.id()
-        roster = GroupRoster.first(id_, [entry.entry() for entry in new.roster])
+        past = [entry.entry() for entry in new.past]
+        roster = GroupRoster.first(id_, [entry.entry() for entry in new.roster], past)
         if not any(member.admin and member.public_key == signer for member in roster.members):
             raise Denied("a group is created by a member that its roster marks admin", hint="sign with that key")
         nodes = NodeList(epoch=0, nodes=()).replaced([node.node() for node in new.nodes])
-        if new.config.min_copies > len(nodes.nodes):
-            raise InvalidArgument(f"min_copies is {new.config.min_copies}, and there are {len(nodes.nodes)} nodes")
+        check_copies(new.config, len(nodes.nodes))
         group, is_new = await self.spool.append(Creation(self.spool.groups, id_, new.config, roster, nodes))
         return GroupDocument.of(id_, group.row), is_new
 
@@ -92,12 +94,13 @@ class GroupLog:
         return GroupDocument.of(group.id, group.row)
 
     async def drop(self, group: LiveGroup, member: GroupMember) -> None:
-        await self.spool.run(Drop(group, member.sender, self.spool.subscriptions))
-        self.spool.groups.count -= 1
+        await self.spool.run(Drop(self.spool.groups, group, member.sender, self.spool.subscriptions))
+        self._maintenance.after_drop(group)
 
     async def replace_roster(self, group: LiveGroup, member: GroupMember, new: NewRoster) -> GroupDocument:
-        entries = [entry.entry() for entry in new.roster]
-        row = await self.spool.run(RosterChange(group, member.sender, self.spool.subscriptions, new.epoch, entries))
+        entries, past = [entry.entry() for entry in new.roster], [entry.entry() for entry in new.past]
+        change = RosterChange(group, member.sender, self.spool.subscriptions, new.epoch, entries, past)
+        row = await self.spool.run(change)
         return GroupDocument.of(group.id, row)
 
     async def replace_nodes(self, group: LiveGroup, member: GroupMember, new: NewNodes) -> GroupDocument:
@@ -124,7 +127,7 @@ class GroupLog:
                 accepted.append(incoming(message, found))
                 parsed.append(found)
         self._rate.spend(group.id, member.sender, len(accepted), time.monotonic() if now is None else now)
-        statuses = await self.spool.append(Append(group, accepted, self.spool.subscriptions))
+        statuses = await self.spool.append(Append(group, member.sender, accepted, self.spool.subscriptions))
         return [
             Result(message.sender, message.seq, status, self._receipt(group, message, found, status))
             for message, found, status in zip(messages, parsed, statuses, strict=True)
@@ -138,6 +141,7 @@ class GroupLog:
         """Returns a page of what a device lacks: message frames, holes, and an end frame."""
         began = time.perf_counter()
         page, rows = await self.spool.read(lambda: self._page(group, wanted))
+        self._maintenance.after_damage(group)
         metrics.LOG_BACKFILL_SECONDS.observe(time.perf_counter() - began)
         metrics.LOG_BACKFILL_ROWS.inc(rows)
         metrics.LOG_BACKFILL_BYTES.inc(len(page))
@@ -145,21 +149,26 @@ class GroupLog:
 
     def _page(self, group: LiveGroup, wanted: Backfill) -> tuple[bytes, int]:
         iterator = store.messages(self.spool.rocks, group.ordinal)
-        walk = BackfillWalk(iterator, group.ordinal, Lacking(wanted.hello), wanted.cursor)
+        damage = DamagedPart(self.spool.rocks, group)
+        walk = BackfillWalk(iterator, group.ordinal, Lacking(wanted.hello), wanted.cursor, damage)
         parts: list[bytes] = []
-        rows, size, cursor = 0, 0, wanted.cursor
+        rows, size = 0, 0
+        sender, seq = store.message_id(wanted.cursor) if wanted.cursor else (b"", 0)
         while walk.found and rows < wanted.limit:
-            record = walk.value()
-            if rows and size + len(record) > wanted.max_bytes:
+            record = b"" if walk.is_lost else walk.value()
+            length = len(record)
+            if rows and size + length > wanted.max_bytes:
                 break
+            sender, seq = walk.sender, walk.seq
             if records.is_sound(record):
-                parts.append(LogMessage(walk.sender, walk.seq, record).encode())
+                parts.append(message_head(sender, seq, length))
+                parts.append(record)
             else:
-                group.note_corrupt(walk.sender, walk.seq)
-                parts.append(Hole(walk.sender, walk.seq).encode())
-            rows, size = rows + 1, size + len(record)
-            cursor = store.cursor(walk.sender, walk.seq)
+                group.note_corrupt(sender, seq)
+                parts.append(Hole(sender, seq).encode())
+            rows, size = rows + 1, size + length
             walk.step()
+        cursor = store.cursor(sender, seq)
         parts.append(End(walk.found, cursor, group.floors()).encode())
         return b"".join(parts), rows
 
@@ -170,22 +179,29 @@ class GroupLog:
             floors=[FloorDocument.of(floor) for floor in group.floors()],
         )
 
-    async def subscribe(self, group: LiveGroup, member: GroupMember, hello: Hello) -> AsyncGenerator[bytes]:
-        """Returns the stream of what a device lacks, and then of what comes."""
-        subscriber = LogSubscriber(group, member.sender, hello)
-        await self.spool.commits.run(Begin(self.spool.subscriptions, subscriber))
+    async def subscribe(self, group: LiveGroup, member: GroupMember, hello: Hello) -> Stream:
+        """Returns the stream of what a device lacks, and then of what comes. It is closed in any case, also if nothing
+        was read of it."""
+        subscriber = LogSubscriber(group, member, hello)
+        try:
+            await self.spool.commits.run(Begin(self.spool.subscriptions, subscriber))
+        except BaseException:
+            self.spool.subscriptions.leave(subscriber)
+            raise
         spool = self.spool
-        return Stream(subscriber, spool.subscriptions, spool.rocks, spool.commits, spool.read).parts()
+        return Stream(subscriber, spool.subscriptions, spool.rocks, spool.commits, spool.read)
 
-    async def delete(self, group: LiveGroup, document: CompletionDocument) -> DeletionResult:
+    async def delete(self, group: LiveGroup, member: GroupMember, document: CompletionDocument) -> DeletionResult:
         """Forgets what a durable snapshot replaced; NotDurable, and nothing deleted, if it is not proven to be."""
         watermark = document.watermark_of()
         vectors.check(watermark)
+        self._rate.spend(group.id, member.sender, 1 + len(watermark) // _SENDERS_A_TOKEN, time.monotonic())
         completion = document.completion(group.id, vectors.digest(watermark))
         await self._check_completion(group, completion, watermark, document)
         deletion = Deletion(group, completion.level, watermark, self.spool.subscriptions)
         deleted = await self.spool.run(deletion)
-        self._maintenance.after_deletion(group)
+        if deleted.floors:
+            self._maintenance.after_deletion(group, deleted.ranges)
         return DeletionResult(
             floors=[FloorDocument.of(floor) for floor in deleted.floors], ranges=deleted.ranges, points=deleted.points
         )
@@ -207,7 +223,9 @@ class GroupLog:
 
     # Shards.
 
-    async def put_shard(self, group: LiveGroup, message: LogMessage, index: int) -> tuple[bytes, Status]:
+    async def put_shard(
+        self, group: LiveGroup, member: GroupMember, message: LogMessage, index: int
+    ) -> tuple[bytes, Status]:
         """Stores a shard of any member's snapshot, if its sender's manifest vouches for it. Returns the signature of
         the node's receipt."""
         found = _parsed(message)
@@ -218,7 +236,12 @@ class GroupLog:
             raise BadShard("the shard has other numbers than its manifest")
         if not manifest.fits(index, found.data):
             raise BadShard("the shard is not the one of its manifest")
-        (status,) = await self.spool.append(Append(group, [incoming(message, found)], self.spool.subscriptions))
+        here = [number for number, place in enumerate(manifest.places) if place.node == self._node_id]
+        if here not in ([], [index]):
+            raise BadShard(f"the manifest has shard {here[0]} for this node, not {index}")
+        self._rate.spend(group.id, member.sender, 1, time.monotonic())
+        work = Append(group, member.sender, [incoming(message, found)], self.spool.subscriptions)
+        (status,) = await self.spool.append(work)
         return self._receipt(group, message, found, status), status
 
     async def held_shard(self, group: LiveGroup, sender: bytes, seq: int) -> Held:
@@ -237,6 +260,7 @@ class GroupLog:
     # Storage.
 
     async def storage(self, group: LiveGroup) -> Storage:
+        await self.spool.read(lambda: self._forget_repaired(group))
         snapshots = await self.spool.read(lambda: sum(1 for _ in store.snapshots(self.spool.rocks, group.ordinal)))
         floors = len(group.floors())
         return Storage(
@@ -251,14 +275,33 @@ class GroupLog:
             corrupt=[CorruptDocument(sender=sender.hex(), seq=seq) for sender, seq in sorted(group.corrupt)],
         )
 
+    def _forget_repaired(self, group: LiveGroup) -> None:
+        """Looks again at the messages that were damaged: some may be stored anew, or gone."""
+        for sender, seq in list(group.corrupt):
+            record = self._found(group, sender, seq)
+            if record is None or self._is_true(group, sender, seq, record):
+                group.corrupt.discard((sender, seq))
+
     # What they share.
 
+    def _found(self, group: LiveGroup, sender: bytes, seq: int) -> bytes | None:
+        """What is stored of a message: nothing readable where the disk is damaged."""
+        try:
+            return store.record(self.spool.rocks, group.ordinal, sender, seq)
+        except DamagedRecord:
+            return b""
+
+    def _is_true(self, group: LiveGroup, sender: bytes, seq: int, record: bytes) -> bool:
+        """Whether a record is sound, and a shard also that of its manifest: its digest covers the data alone."""
+        return records.is_sound(record) and group.is_true_shard(sender, seq, record)
+
     async def _record(self, group: LiveGroup, sender: bytes, seq: int) -> bytes:
-        record = await self.spool.read(lambda: store.record(self.spool.rocks, group.ordinal, sender, seq))
+        record = await self.spool.read(lambda: self._found(group, sender, seq))
         if record is None:
             raise NoMessage
-        if not records.is_sound(record):
+        if not self._is_true(group, sender, seq, record):
             group.note_corrupt(sender, seq)
+            self._maintenance.after_damage(group)
             error = DamagedRecord(f"message {seq} of this sender is damaged here", hint="read it from another node")
             error.members = {"sender": sender.hex(), "seq": seq}
             raise error
@@ -269,7 +312,7 @@ class GroupLog:
         if found.level == 0 or status is Status.SUPERSEDED:
             return b""
         digest = hashlib.sha256(found.data).digest()
-        return self._sign(receipt_bytes(group.id, message.sender, message.seq, found.index, digest))
+        return self._sign(receipt_bytes(group.id, message.sender, message.seq, found.level, found.index, digest))
 
     def _manifest(self, group: LiveGroup, sender: bytes, seq: int, data: bytes) -> Manifest:
         return verified_manifest(data, group.id, sender, seq, group.row.roster.signer(sender))
@@ -288,16 +331,15 @@ class GroupLog:
         if watermark.get(completion.sender, 0) >= completion.seq:
             raise InvalidArgument("the watermark covers the snapshot itself")
         manifest = self._completed_manifest(group, completion, document)
-        await self._check_own_piece(group, completion, manifest)
         listed = {node.id for node in group.row.nodes.nodes}
+        if not group.is_superseded(completion.sender, completion.seq, completion.level):
+            await self._check_own_piece(group, completion, manifest, listed)
         known = msgspec.structs.replace(
             completion, receipts=[receipt for receipt in completion.receipts if receipt.node in listed]
         )
         confirmed = known.confirmed(completion.digest, manifest)
-        if manifest is not None:
-            needed = manifest.shape.needed_receipts
-        else:
-            needed = min(group.row.config.min_copies, len(listed))
+        coded = manifest is not None and len(manifest.places) >= SMALLEST_SHAPE  # fewer are no code, but copies
+        needed = manifest.shape.needed_receipts if manifest and coded else group.row.config.min_copies
         if confirmed < needed:
             raise NotDurable(
                 f"{confirmed} nodes confirm the snapshot, and {needed} must",
@@ -319,20 +361,26 @@ class GroupLog:
             raise BadManifest("the manifest is of another watermark")
         return manifest
 
-    async def _check_own_piece(self, group: LiveGroup, completion: Completion, manifest: Manifest | None) -> None:
-        """If the completion counts on this node, its piece must be here and sound."""
+    async def _check_own_piece(
+        self, group: LiveGroup, completion: Completion, manifest: Manifest | None, listed: Set[bytes]
+    ) -> None:
+        """What this node holds of the snapshot must be of it; and a node that should hold a piece must."""
         mine = [receipt for receipt in completion.receipts if receipt.node == self._node_id]
-        if not mine:
-            return
+        places = () if manifest is None or self._node_id not in listed else manifest.places
+        should = bool(mine) or any(place.node == self._node_id for place in places)
         try:
             found = records.decode(await self._record(group, completion.sender, completion.seq))
         except (NoMessage, DamagedRecord) as error:
+            if not should:
+                return
             raise NotDurable("this node does not hold its piece of the snapshot", hint="store it again") from error
         if found.level != completion.level:
             raise BadLevel("the snapshot has another level than the completion")
         digest = hashlib.sha256(found.data).digest()
-        same_kind = (found.kind is Kind.SHARD) == (manifest is not None)
-        if not same_kind or not any((one.index, one.digest) == (found.index, digest) for one in mine):
+        named = digest if manifest is None else hashlib.sha256(found.manifest).digest()
+        if (found.kind is Kind.SHARD) != (manifest is not None) or named != completion.digest:
+            raise NotDurable("this node holds another snapshot under this id than the completion says")
+        if mine and not any((one.index, one.digest) == (found.index, digest) for one in mine):
             raise NotDurable("this node holds another piece of the snapshot than the completion says")
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from angelia.errors import AngeliaError, DiskFull, ReadOnly
+from angelia.errors import AngeliaError, DiskFull, ReadOnly, Unavailable
 from angelia.grouplog import store
 from angelia.grouplog.commit import CommitThread, Work
 from angelia.grouplog.deleting import Deletion
@@ -37,6 +37,9 @@ class Spool:
         self.commits = CommitThread(rocks, self.subscriptions.wake)
         self.groups = LiveGroups(rocks, self.commits)
         self.failure: AngeliaError | None = None  # why the node only reads
+        # A write had no room. With the reserve given up there is some, but RocksDB writes again only when it is opened
+        # anew.
+        self.must_reopen = asyncio.Event()
         self.uncounted: list[LiveGroup] = []  # a crash came between a deletion and the count after it
         self._readers = ThreadPoolExecutor(READERS, "group-log-reader")
 
@@ -44,8 +47,13 @@ class Spool:
     @asynccontextmanager
     async def opened(cls, directory: Path, reserve: DiskReserve | None = None) -> AsyncIterator[Spool]:
         """Opens the database in a directory, and finishes what a crash left undone."""
-        rocks = await asyncio.to_thread(Rocks, directory / "log", store.FAMILIES)
-        spool = cls(rocks, reserve or DiskReserve(directory))
+        reserve = reserve or DiskReserve(directory)
+        try:
+            rocks = await asyncio.to_thread(Rocks, directory / "log", store.FAMILIES)
+        except DiskFull:
+            reserve.give_up()  # to open the log takes some room
+            rocks = await asyncio.to_thread(Rocks, directory / "log", store.FAMILIES)
+        spool = cls(rocks, reserve)
         spool.commits.start()
         try:
             await spool._recover()
@@ -65,23 +73,29 @@ class Spool:
         return await self.run(work)
 
     async def run(self, work: Work[T]) -> T:
-        """Runs a work that writes. After a write that failed for another reason than room, the node only reads: what
-        its log holds is not known until it is opened again."""
+        """Runs a work that writes. After a write that failed the node only reads: what its log holds is not known until
+        it is opened again."""
+        if isinstance(self.failure, DiskFull):
+            raise DiskFull("a write had no room, and the node only reads until it starts again", retry_after=30)
         if self.failure is not None:
             raise ReadOnly("the node cannot write its log, and only reads", retry_after=60) from self.failure
         try:
             return await self.commits.run(work)
-        except DiskFull:
+        except DiskFull as error:
             self.reserve.give_up()
+            self.failure = error
+            self.must_reopen.set()
             raise
         except ReadOnly as error:
             self.failure = error
             raise
 
     async def check(self) -> None:
-        """Unavailable while the node only reads."""
+        """Unavailable while the node only reads, or its writer has failed."""
         if self.failure is not None:
             raise self.failure
+        if self.commits.failure is not None:
+            raise Unavailable("the node's writer has failed") from self.commits.failure
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each family."""

@@ -2,12 +2,12 @@
 
     family  key                                     value
     groups  group id (32)                           the group's row
-            group id, then `b`, `c`, `p` or `i`     bytes stored; whether they must be counted again;
-                                                    deletion that is not finished; position of an import
+            group id, then `b`, `c`, `d`,           bytes stored; whether they must be counted again; damaged messages;
+            `p` or `i`                              deletion that is not finished; position of an import
             `ordinal`, `scrub`                      the last ordinal given; where the scrub is
     msg     ordinal (8), sender (8), seq (8)        the record
     hi      the same key, for level 1 and higher    the level
-    floor   ordinal (8), sender (8), level (1)      seq
+    floor   ordinal (8), sender (8), level (1)      seq, and the highest seq of the sender that was seen by then
 
 Numbers in keys are big-endian, so that keys sort as numbers do.
 """
@@ -15,7 +15,7 @@ Numbers in keys are big-endian, so that keys sort as numbers do.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -26,12 +26,13 @@ from angelia.stores.rocks import Rocks, RocksBatch, RocksIterator, check_iterato
 
 GROUPS, MSG, HI, FLOOR = FAMILIES = ("groups", "msg", "hi", "floor")
 ROW_OVERHEAD = 24  # bytes of a key
-FLOOR_BYTES = 25  # of a floor with its key
+FLOOR_BYTES = 33  # of a floor with its key
 _ORDINAL = struct.Struct(">Q")
 _KEY = struct.Struct(">Q8sQ")
 _ID = struct.Struct(">8sQ")
 _FLOOR = struct.Struct(">Q8sB")
 _SEQ = struct.Struct(">Q")
+_MARK = struct.Struct(">QQ")
 _LAST_ORDINAL, _SCRUB = b"ordinal", b"scrub"
 _GROUP_BYTES = 32
 
@@ -109,7 +110,7 @@ def drop(batch: RocksBatch, id: bytes, row: LogGroupRow) -> None:
     first, end = span(row.ordinal)
     for family in (MSG, HI, FLOOR):
         batch.delete_range(family, first, end)
-    for kind in (b"b", b"c", b"p", b"i"):
+    for kind in (b"b", b"c", b"d", b"p", b"i"):
         batch.delete(GROUPS, id + kind)
     put_group(batch, id, msgspec.structs.replace(row, state=GroupState.DROPPED))
 
@@ -131,9 +132,18 @@ def put_must_be_counted(batch: RocksBatch, id: bytes) -> None:
     batch.put(GROUPS, id + b"c", b"")
 
 
-def put_counted(batch: RocksBatch, id: bytes, count: int) -> None:
-    put_stored_bytes(batch, id, count)
+def put_counted(batch: RocksBatch, id: bytes) -> None:
     batch.delete(GROUPS, id + b"c")
+
+
+def corrupt(rocks: Rocks, id: bytes) -> list[tuple[bytes, int]]:
+    """The messages that are known to be damaged."""
+    found = rocks.get(GROUPS, id + b"d")
+    return [] if found is None else list(_ID.iter_unpack(found))
+
+
+def put_corrupt(batch: RocksBatch, id: bytes, messages: Sequence[tuple[bytes, int]]) -> None:
+    batch.put(GROUPS, id + b"d", b"".join(_ID.pack(*one) for one in messages))
 
 
 def pending_deletion(rocks: Rocks, id: bytes) -> PendingDeletion | None:
@@ -189,6 +199,11 @@ def all_messages(rocks: Rocks, after: bytes) -> RocksIterator:
     return rocks.iterator(MSG, after + b"\0", b"\xff" * 25)
 
 
+def behind(ordinal: int) -> bytes:
+    """A key behind all messages of a group."""
+    return message_key(ordinal, b"\xff" * 8, MAX_SEQ + 1)
+
+
 def ordinal_of(key: bytes) -> int:
     found: int = _ORDINAL.unpack_from(key)[0]
     return found
@@ -222,11 +237,20 @@ def level(rocks: Rocks, ordinal: int, sender: bytes, seq: int) -> int:
     return 0 if found is None else found[0]
 
 
-def levels(rocks: Rocks, ordinal: int, sender: bytes, up_to: int) -> Iterator[tuple[int, int]]:
-    """Seq and level of a sender's snapshots up to a seq."""
-    first, end = message_key(ordinal, sender, 1), message_key(ordinal, sender, up_to + 1)
-    for key, value in _items(rocks.iterator(HI, first, end)):
-        yield message_id(key)[1], value[0]
+def all_levels(rocks: Rocks, ordinal: int) -> RocksIterator:
+    return rocks.iterator(HI, *span(ordinal))
+
+
+def levels(every: RocksIterator, ordinal: int, sender: bytes, up_to: int) -> Iterator[tuple[int, int]]:
+    """Seq and level of a sender's snapshots up to a seq, by an iterator that serves for all senders."""
+    every.seek(message_key(ordinal, sender, 1))
+    while every.valid():
+        other, seq = message_id(every.key())
+        if other != sender or seq > up_to:
+            return
+        yield seq, every.value()[0]
+        every.next()
+    check_iterator(every)
 
 
 def snapshots(rocks: Rocks, ordinal: int) -> Iterator[tuple[bytes, int, int]]:
@@ -254,13 +278,20 @@ def delete_messages(batch: RocksBatch, ordinal: int, sender: bytes, first: int, 
 
 
 def floors(rocks: Rocks, ordinal: int) -> Iterator[LogFloor]:
+    for floor, _ in floor_rows(rocks, ordinal):
+        yield floor
+
+
+def floor_rows(rocks: Rocks, ordinal: int) -> Iterator[tuple[LogFloor, int]]:
+    """The floors, each with the highest seq of its sender that the node had seen by then."""
     for key, value in _items(rocks.iterator(FLOOR, *span(ordinal))):
         _, sender, level = _FLOOR.unpack(key)
-        yield LogFloor(sender, level, _SEQ.unpack(value)[0])
+        seq, seen = _MARK.unpack(value)
+        yield LogFloor(sender, level, seq), seen
 
 
-def put_floor(batch: RocksBatch, ordinal: int, floor: LogFloor) -> None:
-    batch.put(FLOOR, _FLOOR.pack(ordinal, floor.sender, floor.level), _SEQ.pack(floor.seq))
+def put_floor(batch: RocksBatch, ordinal: int, floor: LogFloor, seen: int) -> None:
+    batch.put(FLOOR, _FLOOR.pack(ordinal, floor.sender, floor.level), _MARK.pack(floor.seq, seen))
 
 
 def delete_floor(batch: RocksBatch, ordinal: int, sender: bytes, level: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Self
 
 from angelia import metrics
-from angelia.errors import AngeliaError, Lagged, NotMember, Unavailable
+from angelia.errors import AngeliaError, DamagedRecord, Lagged, NotMember, Unavailable
 from angelia.grouplog import store
 from angelia.grouplog.commit import CommitThread
+from angelia.grouplog.damage import DamagedPart
 from angelia.grouplog.model import frames
 from angelia.grouplog.model.frames import PING, CaughtUp, Failure, Hole, LogMessage
 from angelia.grouplog.model.groups import LogFloor
@@ -26,7 +28,7 @@ Read = Callable[[Callable[[], bytes]], Awaitable[bytes]]  # runs a function that
 
 
 class Stream:
-    """Sends a subscriber its frames."""
+    """The frames of a subscriber: an iterator that is closed when its peer is gone, whether it was begun or not."""
 
     def __init__(
         self, subscriber: LogSubscriber, subscriptions: Subscriptions, rocks: Rocks, commits: CommitThread, read: Read
@@ -39,8 +41,20 @@ class Stream:
         self._read = read
         self._walk: BackfillWalk | None = None
         self._cursor = b""
+        self._parts = self._make_parts()
 
-    async def parts(self) -> AsyncGenerator[bytes]:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._parts)
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()
+        self._end_walk()
+        self._subscriptions.leave(self._subscriber)
+
+    async def _make_parts(self) -> AsyncGenerator[bytes]:
         """Yields frames until the peer leaves, lags behind, or is no member any more."""
         try:
             while not self._caught_up:
@@ -78,8 +92,8 @@ class Stream:
         if self._subscriptions.stopping:
             raise Unavailable("the node is stopping")
         self._group.check_live()
-        if not self._group.has_member(self._subscriber.sender):
-            raise NotMember("you are not a member of the group any more")
+        if self._group.member(self._subscriber.key_id) is None:
+            raise NotMember("no member of the group has this key any more")
         if self._subscriber.lagged:
             metrics.LOG_LAGGED.inc()
             raise Lagged
@@ -88,10 +102,16 @@ class Stream:
         subscriber = self._subscriber
         if self._walk is None:
             assert subscriber.iterator is not None, "a subscription begins with an iterator"
-            self._walk = BackfillWalk(subscriber.iterator, self._group.ordinal, subscriber.wanted, self._cursor)
+            self._walk = BackfillWalk(
+                subscriber.iterator,
+                self._group.ordinal,
+                subscriber.wanted,
+                self._cursor,
+                DamagedPart(self._rocks, self._group),
+            )
         walk, part = self._walk, bytearray()
         while walk.found and len(part) < _PART_BYTES:
-            part += self._framed(walk.sender, walk.seq, walk.value())
+            part += self._lost(walk) if walk.is_lost else self._framed(walk.sender, walk.seq, walk.value())
             self._cursor = store.cursor(walk.sender, walk.seq)
             walk.step()
         return bytes(part)
@@ -118,9 +138,16 @@ class Stream:
             if isinstance(entry, LogFloor):
                 part += frames.floor_frame(entry)
             elif self._subscriber.wanted.lacks(*entry):
-                record = store.record(self._rocks, self._group.ordinal, *entry)
+                try:
+                    record = store.record(self._rocks, self._group.ordinal, *entry)
+                except DamagedRecord:
+                    record = b""
                 part += b"" if record is None else self._framed(*entry, record)
         return bytes(part)
+
+    def _lost(self, walk: BackfillWalk) -> bytes:
+        self._group.note_corrupt(walk.sender, walk.seq)
+        return Hole(walk.sender, walk.seq).encode()
 
     def _framed(self, sender: bytes, seq: int, record: bytes) -> bytes:
         """The frame of a stored message: nothing if it is superseded by now, a hole if it is damaged."""

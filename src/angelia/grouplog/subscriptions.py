@@ -12,7 +12,7 @@ from angelia.errors import RateLimited
 from angelia.grouplog import store
 from angelia.grouplog.live_group import LiveGroup
 from angelia.grouplog.model.frames import Hello
-from angelia.grouplog.model.groups import LogFloor
+from angelia.grouplog.model.groups import GroupMember, LogFloor
 from angelia.grouplog.walk import Lacking
 from angelia.stores.rocks import Rocks, RocksBatch, RocksIterator
 
@@ -26,9 +26,10 @@ Entry = tuple[bytes, int] | LogFloor
 class LogSubscriber:
     """One open stream. The writer thread fills its queue; the event loop empties it."""
 
-    def __init__(self, group: LiveGroup, sender: bytes, hello: Hello) -> None:
+    def __init__(self, group: LiveGroup, member: GroupMember, hello: Hello) -> None:
         self.group = group
-        self.sender = sender
+        self.sender = member.sender
+        self.key_id = member.key_id
         self.wanted = Lacking(hello)
         self.queue: deque[Entry] = deque()
         self.lagged = False
@@ -36,6 +37,8 @@ class LogSubscriber:
         self.iterator: RocksIterator | None = None
         self.opened = 0.0
         self.position = 0
+        self.woken = False  # it is in the list of those to wake
+        self.gone = False
 
     def offer(self, entry: Entry) -> None:
         if len(self.queue) >= MOST_QUEUED:
@@ -87,10 +90,13 @@ class Subscriptions:
 
     def stir(self, group: bytes) -> None:
         """Lets the subscribers of a group look again whether they are still members."""
-        self._woken.extend(self.of(group))
+        for subscriber in self.of(group):
+            self._wake_later(subscriber)
 
     def enter(self, subscriber: LogSubscriber) -> None:
         with self._changing:
+            if subscriber.gone:  # its caller hung up meanwhile
+                return
             others = self._by_group.get(subscriber.group.id, [])
             if len(others) >= MOST_SUBSCRIBERS:
                 raise RateLimited(f"the group has {MOST_SUBSCRIBERS:,} subscribers on this node", retry_after=30)
@@ -103,6 +109,12 @@ class Subscriptions:
     def _offer(self, group: bytes, entry: Entry) -> None:
         for subscriber in self._by_group.get(group, ()):
             subscriber.offer(entry)
+            self._wake_later(subscriber)
+
+    def _wake_later(self, subscriber: LogSubscriber) -> None:
+        """Lets it be woken after the commit, once for all that it got."""
+        if not subscriber.woken:
+            subscriber.woken = True
             self._woken.append(subscriber)
 
     # In the event loop.
@@ -116,6 +128,7 @@ class Subscriptions:
 
     def leave(self, subscriber: LogSubscriber) -> None:
         with self._changing:
+            subscriber.gone = True
             left = [other for other in self.of(subscriber.group.id) if other is not subscriber]
             if left:
                 self._by_group[subscriber.group.id] = left
@@ -125,13 +138,16 @@ class Subscriptions:
     def wake(self) -> None:
         """Wakes the streams that got something since the last call."""
         while self._woken:
-            self._woken.popleft().changed.set()
+            subscriber = self._woken.popleft()
+            subscriber.woken = False  # before it looks into its queue
+            subscriber.changed.set()
 
 
 class Begin:
-    """Opens a subscriber's iterator and enters it, both before the next message is stored."""
+    """Opens a subscriber's iterator and enters it, both before the next message is stored. Messages of the same commit
+    are published when it is synced, so they come by the queue."""
 
-    alone, messages, size = True, 0, 0
+    alone, messages, size = False, 0, 0
 
     def __init__(self, subscriptions: Subscriptions, subscriber: LogSubscriber) -> None:
         self._subscriptions = subscriptions
@@ -142,8 +158,9 @@ class Begin:
         subscriber.group.check_live()
         iterator = store.messages(rocks, subscriber.group.ordinal)
         self._subscriptions.enter(subscriber)
-        subscriber.iterator = iterator
-        subscriber.opened = time.monotonic()
+        if not subscriber.gone:
+            subscriber.iterator = iterator
+            subscriber.opened = time.monotonic()
 
     def finish(self) -> None:
         return None

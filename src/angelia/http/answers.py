@@ -70,7 +70,7 @@ _FOR_OLD_CLIENTS = {507: 503}
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem document (RFC 9457) with our members code, hint and request_id."""
+    """A problem document (RFC 9457) with our members code, hint, request_id and retry_after."""
 
     title: str
     status: int
@@ -78,6 +78,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     type: str = "about:blank"
     hint: str = ""
+    retry_after: int | None = None
 
 
 class ErrorText(msgspec.Struct, frozen=True):
@@ -98,7 +99,9 @@ def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
     if status == 401:
         headers["www-authenticate"] = 'Signature realm="angelia", Bearer realm="angelia"'
     if surface is Surface.V1:
-        body = ProblemDocument(error.message, status, error.code, request_id, hint=error.hint)
+        body = ProblemDocument(
+            error.message, status, error.code, request_id, hint=error.hint, retry_after=error.retry_after
+        )
         document = msgspec.to_builtins(body) | error.members if error.members else body
         return Answer(status, document, headers, "application/problem+json")
     return Answer(_FOR_OLD_CLIENTS.get(status, status), ErrorText(error.message), headers)

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ from angelia.http.request import Clients, IncomingRequest
 from angelia.http.route_table import Match, RouteMetrics, RouteTable, ServedRoute
 from angelia.stores.wake import on_wait
 
+_GROUPS = "/v1/groups/"
 MOST_WAITS = 20  # long polls and streams of one caller at one address at a time
 MOST_QUEUE_WAITS = 1_000  # the same on the queue surface, where a whole fleet may share one token
 # A longer stream is ended: the client connects again, and its credential is verified again.
@@ -62,13 +63,16 @@ class Edge:
         passed_on: Sequence[Operation[Any]] = (),
         passage: Passage | None = None,
         most_waits: int = MOST_WAITS,
+        counts: bool = True,
     ) -> None:
-        """The operations that are `passed_on` are those of another process, behind the passage."""
+        """The operations that are `passed_on` are those of another process, behind the passage. That one counts no
+        requests: they are counted here."""
         self._table = RouteTable(routes, passed_on)
         self._guard = guard
         self._passage = passage
         self._passed_streams: set[IncomingRequest] = set()
         self._most_waits = most_waits
+        self._counts = counts
         self._open_mode = open_mode
         self._loopback = loopback
         self._clients = Clients(proxies)
@@ -101,7 +105,7 @@ class Edge:
             except AngeliaError as error:
                 answer = self._error(request, error)
             except Exception:
-                log.exception("a handler failed", request_id=request.id, path=request.path)
+                log.exception("a handler failed", request_id=request.id, path=route.operation.path if route else "")
                 hint = "the log has this request's id"
                 answer = self._error(request, AngeliaError("something went wrong on the server", hint=hint))
             if answer.stream is None:
@@ -158,7 +162,7 @@ class Edge:
         assert self._passage is not None, "what is passed on has a passage"
         if route.operation.with_token:
             await self._guard.check_token(unverified)
-        answer = await self._passage.send(request, route.limit)
+        answer = await self._passage.send(request, route.limit, waits=route.operation.waits)
         if answer.status == answers.STATUS["unauthenticated"]:
             await self._guard.count_refusal(unverified, "unauthenticated")
         if answer.stream is not None and route.operation.waits:
@@ -173,7 +177,11 @@ class Edge:
         try:
             answer = await handler(call)
             if answer.stream is not None:
-                self._begin_to_wait(request)
+                try:
+                    self._begin_to_wait(request)
+                except RateLimited:
+                    await _close(answer.stream)
+                    raise
                 streams = True
             return answer
         except asyncio.CancelledError:
@@ -219,14 +227,18 @@ class Edge:
         return answer
 
     def _observe(self, request: IncomingRequest, route: ServedRoute | None, status: int, seconds: float) -> None:
-        (route.metrics if route else self._unrouted_metrics).observe(status, seconds)
+        if self._counts:
+            (route.metrics if route else self._unrouted_metrics).observe(status, seconds)
         if not logs.requests.wanted:
             return
         failure, private = request.failure, route is not None and route.operation.private_path
+        path = route.operation.path if route and private else request.path
+        if route is None and path.startswith(_GROUPS):
+            path = _GROUPS + "…"  # a log names no group
         logs.requests.write(
             request_id=request.id,
             method=request.method,
-            path=route.operation.path if route and private else request.path,
+            path=path,
             status=status,
             seconds=seconds,
             address=request.client.text,
@@ -260,6 +272,12 @@ async def _send_whole(scope: Scope, send: Send, request: IncomingRequest, answer
     await send({"type": "http.response.body", "body": body})
 
 
+async def _close(stream: AsyncIterator[bytes]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
 async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, stream: AsyncIterator[bytes]) -> None:
     """Sends a stream of events until it ends, the caller hangs up, or it has run for an hour."""
     own = {"x-request-id": request.id, **request.answer_headers, **answer.headers}
@@ -283,10 +301,9 @@ async def _send_stream(send: Send, request: IncomingRequest, answer: Answer, str
         await send({"type": "http.response.body", "body": said, "more_body": True})
     except Exception:
         # The headers are sent, so breaking off is the only way to show that the answer is incomplete.
-        log.exception("a stream broke off", request_id=request.id, path=request.path)
+        log.exception("a stream broke off", request_id=request.id)
         raise
     finally:
         request.watch_no_more()  # a hang-up must not cut the stream's own clean-up short
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()
+        await _close(stream)
     await send({"type": "http.response.body", "body": b""})

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpcore
 
 from angelia.api import Answer
-from angelia.errors import Starting, Unavailable
+from angelia.errors import InvalidArgument, Starting, Unavailable
 from angelia.http.request import IncomingRequest
 
 CLIENT, REQUEST_ID = b"x-angelia-client", b"x-angelia-request-id"
 _OURS = b"x-angelia-"
 _HOP_BY_HOP = {b"connection", b"keep-alive", b"te", b"upgrade", b"expect", b"proxy-connection", b"proxy-authorization"}
+_CHECKED_HERE = {b"authorization", b"cookie"}  # tokens are for this process alone
 _ANSWERED = {b"content-type", b"content-length", b"retry-after", b"www-authenticate", b"allow"}
-_TIMEOUTS = {"connect": 2.0, "read": 90.0, "write": 60.0}  # a stream says something every 20 s
+_TIMEOUTS = {"connect": 2.0, "read": 45.0, "write": 60.0}  # a stream says something every 20 s
 _MOST_READ = 64 << 10  # an answer of this size is read at once, and sent in one write
 _FAULTS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
@@ -25,16 +26,15 @@ class Passage:
     """The way to a process that listens on a Unix socket, and believes what we say of the caller."""
 
     def __init__(self, socket: Path) -> None:
-        self._pool = httpcore.AsyncConnectionPool(
-            uds=str(socket), max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0
-        )
+        self._pool, self._streams = _pool(socket), _pool(socket)
 
     async def aclose(self) -> None:
         await self._pool.aclose()
+        await self._streams.aclose()
 
-    async def send(self, request: IncomingRequest, limit: int) -> Answer:
+    async def send(self, request: IncomingRequest, limit: int, *, waits: bool) -> Answer:
         """Sends a request with its body as it comes. Returns the answer, whose body comes as a stream unless it is
-        short."""
+        short. Those that wait are kept apart: their connections would count as too many idle ones."""
         target = f"{request.path}?{request.query}" if request.query else request.path
         passed = httpcore.Request(
             request.method,
@@ -48,7 +48,7 @@ class Passage:
             extensions={"timeout": _TIMEOUTS},
         )
         with _explained():
-            response = await self._pool.handle_async_request(passed)
+            response = await (self._streams if waits else self._pool).handle_async_request(passed)
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in ((name.lower(), value) for name, value in response.headers)
@@ -57,7 +57,7 @@ class Passage:
         media = headers.pop("content-type", "")
         length = int(headers.get("content-length", 0 if response.status == 204 else _MOST_READ + 1))
         if length > _MOST_READ:
-            return Answer(response.status, headers=headers, content_type=media, stream=_body(response))
+            return Answer(response.status, headers=headers, content_type=media, stream=_Body(response))
         with _explained():
             body = await response.aread()
             await response.aclose()
@@ -72,24 +72,47 @@ class Passage:
             raise Unavailable("the group log is not healthy")
 
 
+def _pool(socket: Path) -> httpcore.AsyncConnectionPool:
+    return httpcore.AsyncConnectionPool(
+        uds=str(socket), max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0
+    )
+
+
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and not name.startswith(_OURS)]
+    kept = ((name, value) for name, value in headers if name not in _HOP_BY_HOP | _CHECKED_HERE)
+    return [(name, value) for name, value in kept if not name.startswith(_OURS)]
 
 
-async def _body(response: httpcore.Response) -> AsyncIterator[bytes]:
-    try:
+class _Body:
+    """The body of an answer as it comes. To close it ends the other process's part too, whether it was begun or not."""
+
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
+        self._parts = self._make_parts()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._parts)
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()
+        await self._response.aclose()
+
+    async def _make_parts(self) -> AsyncGenerator[bytes]:
         with _explained():
-            async for part in response.aiter_stream():
+            async for part in self._response.aiter_stream():
                 if part:
                     yield part
-    finally:
-        await response.aclose()
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
     try:
         yield
+    except httpcore.LocalProtocolError as error:
+        raise InvalidArgument("the request cannot be passed on") from error
     except httpcore.ConnectError as error:
         raise Starting("the group log is starting", retry_after=1) from error
     except _FAULTS as error:

@@ -170,6 +170,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     key_id: UUID
     public_key: bytes
     signed: SignedHead | None
+    id: str = ""  # the public key as nodes of group logs are named: base64url
 
 
 class DataKeyAnswer(msgspec.Struct, frozen=True):

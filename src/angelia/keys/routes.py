@@ -10,7 +10,7 @@ import msgspec
 
 from angelia.api import AgentRow, Answer, Call, PageQuery, Role, Route, cursor_after, parse_cursor, uuid_of
 from angelia.envelope.bundles import OneTimeKey
-from angelia.envelope.json_form import strict_object
+from angelia.envelope.json_form import strict_object, to_text
 from angelia.errors import Denied, InvalidArgument, NotFound
 from angelia.keys import api
 from angelia.keys.bundle_succession import Emergency
@@ -176,7 +176,7 @@ def _node_route(node: NodeIdentity) -> Route:
     async def show(call: Call) -> Answer:
         signed = node.signed()
         head = None if signed is None else api.SignedHead(signed.position, signed.entry_hash)
-        return Answer(body=api.NodeRecord(node.key_id, node.public_key, head))
+        return Answer(body=api.NodeRecord(node.key_id, node.public_key, head, to_text(node.public_key)))
 
     return Route(api.NODE, show)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 from rocksdict import (
     BlockBasedOptions,
     Cache,
@@ -29,13 +30,17 @@ from rocksdict import (
     WriteOptions,
 )
 
-from angelia.errors import DiskFull, ReadOnly, StartFailed, Unavailable
+from angelia.errors import DamagedRecord, DiskFull, ReadOnly, StartFailed, Unavailable
 
 _CACHE_BYTES = 64 << 20
 _BLOOM_BITS = 10
 _OPEN_FILES = 512
 _LOG_FILES = 4
+_MEMTABLE_BYTES = 16 << 20  # of each family: what a flush needs on a disk that is nearly full
+_WAL_BYTES = 256 << 20
 _LOCK_SECONDS = 10.0
+_BEHIND_ALL = b"\xff" * 64
+log = structlog.get_logger(__name__)
 
 
 class RocksBatch:
@@ -66,11 +71,11 @@ class RocksIterator:
     """An iterator that keeps to a range of keys. Of rocksdict 0.3.29 only the upper bound can be used, as long as its
     options live: `set_iterate_lower_bound` sets the upper one as well, so `valid` looks at the lower bound here."""
 
-    __slots__ = ("_first", "_is_valid", "_options", "key", "next", "seek", "seek_for_prev", "status", "value")
+    __slots__ = ("_is_valid", "_options", "first", "key", "next", "seek", "seek_for_prev", "status", "value")
 
     def __init__(self, iterator: RdictIter, options: ReadOptions, first: bytes) -> None:
         self._options = options
-        self._first = first
+        self.first = first
         self._is_valid = iterator.valid
         self.key = iterator.key
         self.value = iterator.value
@@ -81,7 +86,7 @@ class RocksIterator:
 
     def valid(self) -> bool:
         """Whether it stands at a key of its range."""
-        return self._is_valid() and self.key() >= self._first
+        return self._is_valid() and self.key() >= self.first
 
 
 class Rocks:
@@ -98,13 +103,15 @@ class Rocks:
     def close(self) -> None:
         """Closes the database. Its iterators must be gone."""
         self._handles.clear()
-        for family in self._families.values():
-            family.close()
-        self._families.clear()
-        self._db.close()
+        families, self._families = list(self._families.values()), {}
+        for close in (*(family.close for family in families), self._db.close):
+            try:
+                close()
+            except Exception as error:  # rocksdict raises no other type
+                log.exception("the log was not closed cleanly; what was synced is there", error=str(error))
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        with _wrapped():
+        with _reading():
             found: bytes | None = self._families[family].get(key)
             return found
 
@@ -112,7 +119,7 @@ class Rocks:
         """An iterator over the keys from `first` up to `end`, which is not one of them; it stands at the first."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        with _wrapped():
+        with _reading():
             found = self._families[family].iter(options)
             found.seek(first)
             return RocksIterator(found, options, first)
@@ -124,12 +131,17 @@ class Rocks:
         """Writes a batch; on return it is synced."""
         if not batch.operations:
             return
-        with _wrapped():
+        with _writing():
             self._db.write(batch._writes, self._synced)
+
+    def flush(self, family: str) -> None:
+        """Writes what is in memory into a file. Range deletes in memory make each new iterator slow."""
+        with _writing():
+            self._families[family].flush()
 
     def compact(self, family: str, first: bytes, end: bytes) -> None:
         """Gives the space of deleted keys back. Takes seconds; reads and writes go on meanwhile."""
-        with _wrapped():
+        with _writing():
             self._families[family].compact_range(first, end, CompactOptions())
 
     def bytes_of(self, family: str) -> int:
@@ -141,8 +153,20 @@ class Rocks:
 
 def check_iterator(iterator: RocksIterator) -> None:
     """Raises if an iterator stopped because of a fault, and not at its end."""
-    with _wrapped():
+    with _reading():
         iterator.status()
+
+
+def reads_at(iterator: RocksIterator, key: bytes) -> bool:
+    """Sets an iterator onto the first key from this one on. Returns whether that could be read, or there is none."""
+    # An iterator of rocksdict 0.3.29 that met damage fails on, unless it was at another place in between.
+    iterator.seek(_BEHIND_ALL)
+    iterator.seek(key)
+    try:
+        check_iterator(iterator)
+    except DamagedRecord:
+        return False
+    return True
 
 
 def _open_patiently(path: Path, families: dict[str, Options]) -> Rdict:
@@ -158,7 +182,11 @@ def _open_patiently(path: Path, families: dict[str, Options]) -> Rdict:
 
 
 def _is_lock_held(error: Exception) -> bool:
-    return "lock" in str(error).lower()
+    return any(words in str(error) for words in ("lock file", "/LOCK", "Resource temporarily unavailable"))
+
+
+def _is_full(text: str) -> bool:
+    return "No space left" in text or os.strerror(errno.EDQUOT) in text
 
 
 def _options() -> Options:
@@ -169,12 +197,14 @@ def _options() -> Options:
     options.set_max_open_files(_OPEN_FILES)
     options.set_keep_log_file_num(_LOG_FILES)
     options.set_max_background_jobs(2)
+    options.set_max_total_wal_size(_WAL_BYTES)
     return options
 
 
 def _family_options(cache: Cache) -> Options:
     options = Options(raw_mode=True)
     options.set_compression_type(DBCompressionType.none())  # ciphertext
+    options.set_write_buffer_size(_MEMTABLE_BYTES)
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_bloom_filter(_BLOOM_BITS, False)
@@ -183,19 +213,31 @@ def _family_options(cache: Cache) -> Options:
 
 
 @contextmanager
-def _wrapped() -> Iterator[None]:
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # rocksdict raises no other type
+        if "Corruption" in str(error):
+            raise DamagedRecord("a part of the log is damaged on the disk", hint="other nodes have it") from error
+        raise Unavailable(f"the log cannot be read: {error}", retry_after=10) from error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # rocksdict raises no other type
         text = str(error)
-        if "No space left" in text or os.strerror(errno.EDQUOT) in text:
-            raise DiskFull("the node's disk is full", hint="nothing was stored", retry_after=30) from error
+        if _is_full(text):
+            raise DiskFull("the node's disk is full", hint="nothing was stored", retry_after=5) from error
         if "IO error" in text or "Corruption" in text:
-            raise ReadOnly(f"the log cannot be read or written: {text}", retry_after=60) from error
+            raise ReadOnly(f"the log cannot be written: {text}", retry_after=60) from error
         raise Unavailable(f"RocksDB: {text}") from error
 
 
-def _start_failed(path: Path, error: Exception) -> StartFailed:
+def _start_failed(path: Path, error: Exception) -> StartFailed | DiskFull:
+    if _is_full(str(error)):
+        return DiskFull(f"the disk of the log {path} is full", hint="make room on it", retry_after=30)
     if _is_lock_held(error):
         return StartFailed(f"another process has the log {path} open", hint="one process runs a spool's data directory")
     return StartFailed(f"the log {path} cannot be opened: {error}", hint="restore the directory from a back-up")

@@ -29,6 +29,7 @@ KEY = Key(b"sender")
 SENDER = b"sender!!"
 MEMBER = GroupMember(binding=1, sender=SENDER, public_key=KEY.public)
 NODES = [Key(b"node %d" % number) for number in range(5)]
+LEVEL = 2
 SHAPE = Shape(3, 5)
 OBJECT = Random(5).randbytes(5_000)
 SHARDS = coding.encode(OBJECT, SHAPE)
@@ -42,7 +43,7 @@ MANIFEST = Manifest(
     group=GROUP,
     sender=SENDER,
     seq=7,
-    level=2,
+    level=LEVEL,
     watermark_digest=digest(b"watermark"),
     length=len(OBJECT),
     digest=digest(OBJECT),
@@ -159,14 +160,14 @@ def test_a_cut_or_longer_shard_does_not_fit_even_if_its_digest_were_listed() -> 
 
 
 def receipt(node: Key, index: int, data: bytes) -> NodeReceipt:
-    signature = node.sign(receipt_bytes(GROUP, SENDER, 7, index, digest(data)))
+    signature = node.sign(receipt_bytes(GROUP, SENDER, 7, LEVEL, index, digest(data)))
     return NodeReceipt(node.public, index, digest(data), signature)
 
 
 def completion(*receipts: NodeReceipt) -> Completion:
     return Completion(
         group=GROUP,
-        level=2,
+        level=LEVEL,
         sender=SENDER,
         seq=7,
         digest=digest(SIGNED),
@@ -178,12 +179,13 @@ def completion(*receipts: NodeReceipt) -> Completion:
 
 def test_a_receipt_holds_for_its_own_piece_only() -> None:
     found = receipt(NODES[0], 0, SHARDS[0])
-    assert found.holds(GROUP, SENDER, 7)
-    assert not found.holds(bytes(32), SENDER, 7)
-    assert not found.holds(GROUP, b"another!", 7)
-    assert not found.holds(GROUP, SENDER, 8)
+    assert found.holds(GROUP, SENDER, 7, LEVEL)
+    assert not found.holds(bytes(32), SENDER, 7, LEVEL)
+    assert not found.holds(GROUP, b"another!", 7, LEVEL)
+    assert not found.holds(GROUP, SENDER, 8, LEVEL)
+    assert not found.holds(GROUP, SENDER, 7, LEVEL + 1)
     for change in ({"index": 1}, {"digest": digest(b"")}, {"node": NODES[1].public}):
-        assert not msgspec.structs.replace(found, **change).holds(GROUP, SENDER, 7)
+        assert not msgspec.structs.replace(found, **change).holds(GROUP, SENDER, 7, LEVEL)
 
 
 def test_receipts_of_different_nodes_and_indexes_count() -> None:
@@ -263,6 +265,7 @@ def test_a_completion_signs_every_field() -> None:
 
 def test_what_a_node_signs_is_never_what_a_member_signs() -> None:
     labels = {
-        data.split(b"\0")[0] for data in (receipt_bytes(GROUP, SENDER, 7, 0, bytes(32)), completion().signed_bytes())
+        data.split(b"\0")[0]
+        for data in (receipt_bytes(GROUP, SENDER, 7, LEVEL, 0, bytes(32)), completion().signed_bytes())
     }
     assert len(labels) == 2

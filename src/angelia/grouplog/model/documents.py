@@ -8,10 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.envelope.curve_points import sound_ed25519
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed
 from angelia.errors import InvalidArgument
 from angelia.grouplog.model.groups import (
+    FORMER_KEYS,
     MAX_ENTRIES,
     MAX_NODES,
     GroupConfig,
@@ -36,14 +38,21 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class EntryDocument(_Document, frozen=True, kw_only=True):
-    """A member to be: the number of its roster entry, never used again, and its Ed25519 key."""
+    """A member to be: the number of its roster entry, never used again, and its Ed25519 key. A node that does not know
+    the member yet takes its former keys too, newest first: the oldest one makes the sender id."""
 
     binding: Seq
     public_key: str
     admin: bool = False
+    former_keys: Annotated[list[str], msgspec.Meta(max_length=FORMER_KEYS)] = []
 
     def entry(self) -> RosterEntry:
-        return RosterEntry(binding=self.binding, public_key=raw(self.public_key, _KEY), admin=self.admin)
+        return RosterEntry(
+            binding=self.binding,
+            public_key=_key(self.public_key),
+            admin=self.admin,
+            former_keys=tuple(map(_key, self.former_keys)),
+        )
 
 
 class NodeDocument(_Document, frozen=True, kw_only=True):
@@ -53,7 +62,7 @@ class NodeDocument(_Document, frozen=True, kw_only=True):
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
     def node(self) -> Node:
-        return Node(id=raw(self.id, _KEY), url=self.url)
+        return Node(id=_key(self.id), url=self.url)
 
     @classmethod
     def of(cls, node: Node) -> NodeDocument:
@@ -61,15 +70,18 @@ class NodeDocument(_Document, frozen=True, kw_only=True):
 
 
 Entries = Annotated[list[EntryDocument], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+Past = Annotated[list[EntryDocument], msgspec.Meta(max_length=MAX_ENTRIES)]
 Nodes = Annotated[list[NodeDocument], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
 
 
 class NewGroup(_Document, frozen=True, kw_only=True):
-    """A group to create. The request is signed by a member that is marked admin here."""
+    """A group to create. The request is signed by a member that is marked admin here. A node that joins a group later
+    is told of past members too, whose messages stay."""
 
     group: str
     roster: Entries
     nodes: Nodes
+    past: Past = []
     config: GroupConfig = GroupConfig()
 
     def id(self) -> bytes:
@@ -77,10 +89,11 @@ class NewGroup(_Document, frozen=True, kw_only=True):
 
 
 class NewRoster(_Document, frozen=True, kw_only=True):
-    """A roster that replaces the present one, if that has this epoch."""
+    """A roster that replaces the present one, if that has this epoch. `past` names members that were."""
 
     epoch: Epoch
     roster: Entries
+    past: Past = []
 
 
 class NewNodes(_Document, frozen=True, kw_only=True):
@@ -246,6 +259,7 @@ class NodeIdentityDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A spool node: its id is its Ed25519 public key. A node of its own seals no audit, so it has signed no entry of
     one."""
 
+    id: str
     key_id: UUID
     public_key: bytes
     signed: None = None
@@ -256,6 +270,14 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     rows: int
+
+
+def _key(text: str) -> bytes:
+    """Returns an Ed25519 public key; InvalidArgument for one under which anything would hold."""
+    key = raw(text, _KEY)
+    if not sound_ed25519(key):
+        raise InvalidArgument("this is no sound Ed25519 public key")
+    return key
 
 
 def raw(text: str, length: int) -> bytes:

@@ -25,6 +25,7 @@ DEFAULT_BYTES, MAX_BYTES = 4 << 20, 16 << 20
 
 _HEAD = struct.Struct(">IB")
 _ID = struct.Struct(">8sQ")
+_MESSAGE_HEAD = struct.Struct(">IB8sQ")
 _RANGE = struct.Struct(">8sQQ")
 _FLOOR = struct.Struct(">8sBQ")
 _COUNT = struct.Struct(">I")
@@ -116,6 +117,11 @@ def split(body: bytes, wanted: Type, most: int) -> list[bytes]:
     return found
 
 
+def message_head(sender: bytes, seq: int, length: int) -> bytes:
+    """What comes before the record in the frame of a message."""
+    return _MESSAGE_HEAD.pack(1 + _ID.size + length, Type.MESSAGE, sender, seq)
+
+
 class LogMessage(msgspec.Struct, frozen=True):
     """A message on its way: its id, and its record."""
 
@@ -124,7 +130,7 @@ class LogMessage(msgspec.Struct, frozen=True):
     record: bytes
 
     def encode(self) -> bytes:
-        return frame(Type.MESSAGE, _ID.pack(self.sender, self.seq), self.record)
+        return message_head(self.sender, self.seq, len(self.record)) + self.record
 
     @classmethod
     def decode(cls, body: bytes) -> LogMessage:
@@ -275,7 +281,7 @@ class Failure(msgspec.Struct, frozen=True):
     def decode(cls, body: bytes) -> Failure:
         try:
             return msgspec.json.decode(body, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument("an error frame does not fit") from error
 
 
@@ -355,7 +361,7 @@ def _hello(reader: _Reader) -> Hello:
         raise InvalidArgument("the vector names a sender twice")
     vectors.check(vector)
     have: dict[bytes, list[tuple[int, int]]] = {}
-    for sender, first, last in reader.entries(_RANGE, MAX_ENTRIES * vectors.MAX_RANGES):
+    for sender, first, last in reader.entries(_RANGE, vectors.MAX_ALL_RANGES):
         have.setdefault(sender, []).append((first, last))
     for sender, ranges in have.items():
         _check_ranges(vector.get(sender, 0), ranges)

@@ -21,6 +21,7 @@ MAX_ENTRIES = 10_000  # of a state vector, and of a roster with its past members
 MAX_NODES = 32
 MAX_GROUPS = 100_000  # of one node
 MAX_BATCH = 256  # messages of one append
+FORMER_KEYS = 16  # of a member
 HEADROOM = 1.1  # of the quota, for snapshots and deletions
 
 Vector = Mapping[bytes, int]  # sender → seq: everything of this sender up to here, without holes
@@ -46,11 +47,13 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as an admin names it: the binding of a present member keeps its sender id, also with another key."""
+    """A member as an admin names it: the binding of a present member keeps its sender id, also with another key. Former
+    keys count only for one that is new to the node."""
 
     binding: Binding
     public_key: Key
     admin: bool = False
+    former_keys: tuple[Key, ...] = ()
 
 
 class GroupRoster(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,46 +71,60 @@ class GroupRoster(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member in (*self.members, *self.past) if member.sender == sender), None)
 
     @classmethod
-    def first(cls, group: bytes, entries: Iterable[RosterEntry]) -> GroupRoster:
-        return cls(epoch=0, members=()).replaced(group, entries)
+    def first(cls, group: bytes, entries: Iterable[RosterEntry], past: Iterable[RosterEntry] = ()) -> GroupRoster:
+        return cls(epoch=0, members=()).replaced(group, entries, past)
 
-    def replaced(self, group: bytes, entries: Iterable[RosterEntry]) -> GroupRoster:
-        """Returns the next roster. Bindings and sender ids of the past are refused for new members."""
+    def replaced(self, group: bytes, entries: Iterable[RosterEntry], past: Iterable[RosterEntry] = ()) -> GroupRoster:
+        """Returns the next roster. Bindings and sender ids of the past are refused for new members. `past` names past
+        members that this node may not know: it verifies what they signed."""
         known = {member.binding: member for member in self.members}
-        newest = max((member.binding for member in (*self.members, *self.past)), default=0)
+        used = {member.binding for member in (*self.members, *self.past)}
         taken = {member.sender for member in (*self.members, *self.past)}
+        gone = list(self.past)
+        for entry in past:
+            if entry.binding not in used:
+                member = _new_member(group, msgspec.structs.replace(entry, admin=False))
+                used.add(member.binding)
+                taken.add(member.sender)
+                gone.append(member)
+        newest = max(used, default=0)
         members: list[GroupMember] = []
         for entry in entries:
             present = known.pop(entry.binding, None)
             if present is not None:
                 members.append(_with_key(present, entry))
                 continue
-            if entry.binding <= newest:
+            if entry.binding in used:
                 raise InvalidArgument(
                     f"binding {entry.binding} was used before", hint=f"new members get numbers above {newest}"
                 )
-            newest = entry.binding
-            sender = sender_id(group, entry.public_key, entry.binding)
-            if sender in taken:
+            member = _new_member(group, entry)
+            if member.sender in taken:
                 raise SenderTaken(f"binding {entry.binding} would have a sender id that is taken")
-            taken.add(sender)
-            members.append(
-                GroupMember(binding=entry.binding, sender=sender, public_key=entry.public_key, admin=entry.admin)
-            )
+            used.add(member.binding)
+            taken.add(member.sender)
+            members.append(member)
         _check(members)
-        past = (*self.past, *known.values())
-        if len(members) + len(past) > MAX_ENTRIES:
+        gone += known.values()
+        if len(members) + len(gone) > MAX_ENTRIES:
             raise InvalidArgument(f"a group has at most {MAX_ENTRIES:,} members, past ones counted")
-        return GroupRoster(epoch=self.epoch + 1, members=tuple(members), past=past)
+        return GroupRoster(epoch=self.epoch + 1, members=tuple(members), past=tuple(gone))
 
 
-_FORMER_KEYS = 16
+def _new_member(group: bytes, entry: RosterEntry) -> GroupMember:
+    return GroupMember(
+        binding=entry.binding,
+        sender=sender_id(group, (entry.public_key, *entry.former_keys)[-1], entry.binding),
+        public_key=entry.public_key,
+        admin=entry.admin,
+        former_keys=entry.former_keys,
+    )
 
 
 def _with_key(present: GroupMember, entry: RosterEntry) -> GroupMember:
     former = present.former_keys
     if entry.public_key != present.public_key:
-        former = (present.public_key, *(key for key in former if key != entry.public_key))[:_FORMER_KEYS]
+        former = (present.public_key, *(key for key in former if key != entry.public_key))[:FORMER_KEYS]
     return msgspec.structs.replace(present, public_key=entry.public_key, admin=entry.admin, former_keys=former)
 
 

@@ -26,7 +26,7 @@ _HEAD = struct.Struct(
 )  # version, group, sender, seq, level, digest of the watermark, length of the code
 _BODY = struct.Struct(">BBQ32s")  # data shards, total shards, length of the object, its SHA-256
 _PLACE = struct.Struct(">32s32s")  # SHA-256 of a shard, and the node that it is for
-_RECEIPT = struct.Struct(">32s8sQB32s")
+_RECEIPT = struct.Struct(">32s8sQBB32s")
 _COMPLETION = struct.Struct(">B32sB8sQ32s32sB")
 _CONFIRMED = struct.Struct(">32sB32s64s")
 
@@ -136,14 +136,15 @@ class NodeReceipt(msgspec.Struct, frozen=True):
     digest: bytes
     signature: bytes
 
-    def holds(self, group: bytes, sender: bytes, seq: int) -> bool:
-        signed = receipt_bytes(group, sender, seq, self.index, self.digest)
+    def holds(self, group: bytes, sender: bytes, seq: int, level: int) -> bool:
+        signed = receipt_bytes(group, sender, seq, level, self.index, self.digest)
         return verifying_key(self.node).holds(self.signature, signed)
 
 
-def receipt_bytes(group: bytes, sender: bytes, seq: int, index: int, digest: bytes) -> bytes:
-    """What a node signs: that it has synced this piece."""
-    return _RECEIPT_LABEL + _RECEIPT.pack(group, sender, seq, index, digest) + b"synced"
+def receipt_bytes(group: bytes, sender: bytes, seq: int, level: int, index: int, digest: bytes) -> bytes:
+    """What a node signs: that it has synced this piece. The level is part of it, so that a completion of another level
+    finds no node that confirms it."""
+    return _RECEIPT_LABEL + _RECEIPT.pack(group, sender, seq, level, index, digest) + b"synced"
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +190,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 in_range = receipt.index < len(manifest.places) and receipt.index not in indexes
                 wanted = manifest.places[receipt.index].digest if in_range else None
-            if receipt.digest == wanted and receipt.holds(self.group, self.sender, self.seq):
+            if receipt.digest == wanted and receipt.holds(self.group, self.sender, self.seq, self.level):
                 nodes.add(receipt.node)
                 indexes.add(receipt.index)
         return len(nodes) if manifest is None else min(len(nodes), len(indexes))

@@ -11,6 +11,7 @@ import xxhash
 
 from angelia.grouplog.model.groups import MAX_NODES, GroupConfig
 
+SMALLEST_SHAPE = 3  # nodes
 SMALLEST_CODED = 4 << 10  # a smaller snapshot is stored whole: shards with their manifests would take more
 _SEQ = struct.Struct("<Q")
 
@@ -43,6 +44,6 @@ def shape(count: int, length: int) -> Shape | None:
     """The code of a snapshot on so many nodes; None if it is stored whole on each of them."""
     if count > MAX_NODES:
         raise ValueError(f"a snapshot has at most {MAX_NODES} shards")
-    if count < 3 or length < SMALLEST_CODED:
+    if count < SMALLEST_SHAPE or length < SMALLEST_CODED:
         return None
     return Shape(count - math.ceil(count / 3), count)

@@ -12,6 +12,7 @@ from angelia.grouplog.model.groups import MAX_ENTRIES, Ranges, Vector
 from angelia.grouplog.model.ids import MAX_SEQ
 
 MAX_RANGES = 64  # of one sender, in a request
+MAX_ALL_RANGES = 65_536  # of all senders, in a request
 _ENTRY = struct.Struct(">8sQ")
 
 
@@ -116,4 +117,6 @@ class ReceivedVector:
     @property
     def have(self) -> Ranges:
         """The ranges above the vector, as a request names them: the lowest of each sender, if there are many."""
-        return {sender: found.ranges[:MAX_RANGES] for sender, found in sorted(self._received.items()) if found.ranges}
+        with_ranges = {sender: found for sender, found in sorted(self._received.items()) if found.ranges}
+        most = min(MAX_RANGES, MAX_ALL_RANGES // max(1, len(with_ranges)))
+        return {sender: found.ranges[:most] for sender, found in with_ranges.items()}

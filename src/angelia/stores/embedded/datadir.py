@@ -78,7 +78,8 @@ class DataDir:
 
     @property
     def spool_socket(self) -> Path:
-        return self.sockets / SPOOL_SOCKET
+        """Not among the sockets of the stores, whose user could put another one in its place."""
+        return self.runtime / SPOOL_SOCKET
 
     @property
     def metrics(self) -> Path:
