@@ -23,7 +23,7 @@ def coded(code: str) -> AngeliaError:
     [
         (1, "rate_limited queue_full conflict message_id_conflict disk_full already_exists internal whatever"),
         (2, "usage ambiguous_id confirmation_required bad_setting"),
-        (3, "signature_verification_failed open_failed corrupt_record audit_broken"),
+        (3, "signature_verification_failed open_failed corrupt_record audit_broken log_faults"),
         (4, "replay_rejected"),
         (5, "unauthenticated authorization_denied not_member suite_refused key_revoked"),
         (6, "message_expired clock_skew stale from_future lease_lost"),

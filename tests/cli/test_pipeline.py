@@ -130,6 +130,7 @@ def spark(*commands: list[str]) -> list[Ended]:
         ("archive receipts --simulated", "`archive receipts` takes no --simulated: it is about what happened",
          "angelia pipeline run archive receipts"),
         ("verify audit --dry-run", "`verify audit` takes no --dry-run", "angelia pipeline run verify audit"),
+        ("verify logs --database x", "`verify logs` takes no --database", "its flags are: --exports"),
     ],
 )  # fmt: skip
 def test_what_a_job_does_not_know_is_answered_with_the_way_on(

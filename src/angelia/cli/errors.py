@@ -21,8 +21,8 @@ FAILURE, USAGE, TAMPERED, REPLAYED, NOT_ALLOWED, EXPIRED, NETWORK, NOT_FOUND = r
 _EXIT_CODES = {
     USAGE: "usage confirmation_required ambiguous_id bad_setting",
     TAMPERED: (
-        "signature_verification_failed open_failed corrupt_record audit_broken untrusted_bundle untrusted_roster "
-        "invalid_key_format"
+        "signature_verification_failed open_failed corrupt_record audit_broken log_faults untrusted_bundle "
+        "untrusted_roster invalid_key_format"
     ),
     REPLAYED: "replay_rejected",
     NOT_ALLOWED: "unauthenticated authorization_denied not_member suite_refused key_revoked wrong_recipient",

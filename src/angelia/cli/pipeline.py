@@ -65,6 +65,7 @@ def _spark(verb: F) -> F:
 @click.option("--audit", is_flag=True, help="simulate: a chain of audit events, too")
 @click.option("--database", metavar="URL|FILE", help="import: PostgreSQL or SQLite (AICQ_, QUEEN_DATABASE_URL)")
 @click.option("--redis", metavar="URL", help="import aicq: its messages, too (AICQ_REDIS_URL)")
+@click.option("--exports", metavar="DIR", help="verify logs: where `angelia log export` wrote")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="simulate: another option; repeatable")
 @_lake
 @_simulated
@@ -82,6 +83,7 @@ def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, .
       analytics         volume, latency, skew, rooms, queues, keys and storage, day by day
       replay audit      look for duplicate messages, and gaps in the chain
       verify audit      check every archived event, the chain and its signatures
+      verify logs       check exports of group logs for holes, conflicts and lost shards
       export            write down all that is held about one agent
       erase             remove what is held about one agent's messages, on a legal request
       simulate          make an archive of the receipts of a made-up fleet

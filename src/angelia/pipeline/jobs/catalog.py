@@ -52,6 +52,7 @@ _ALL = (
     JobEntry(name="analytics", simulated=True, since=True, until=True),
     JobEntry(name="replay audit", looks=False),
     JobEntry(name="verify audit", looks=False),
+    JobEntry(name="verify logs", options=("exports",), looks=False),
     JobEntry(name="export", options=("agent", "out", "format"), looks=False),
     JobEntry(
         name="erase",

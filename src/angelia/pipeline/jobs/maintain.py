@@ -8,19 +8,24 @@ from datetime import timedelta
 
 from angelia.errors import Conflict
 from angelia.pipeline import runs
-from angelia.pipeline.jobs import analytics, erase, retention
+from angelia.pipeline.jobs import analytics, erase, retention, verify_logs
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import BY_FILES
 from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.maintenance import KEPT
-from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, TABLES, Table
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, LOG_CHECKS, TABLES, Table
 from angelia.runs.model import RunState
 
 JOB = "maintain"
 # These jobs remove every file that no commit names, so they must not run while compaction writes one.
 _REMOVERS = (erase.JOB, retention.JOB)
 # The job that replaces files of a table. The audit has none: it is only appended to, which goes on meanwhile.
-WRITERS = {AUDIT.name: None, **BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
+WRITERS = {
+    AUDIT.name: None,
+    **BY_FILES,
+    **{table.name: analytics.JOB for table in ANALYTICS},
+    **{table.name: verify_logs.JOB for table in LOG_CHECKS},
+}
 
 
 def maintain(work: JobContext) -> JobReport:

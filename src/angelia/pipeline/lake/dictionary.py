@@ -12,6 +12,8 @@ from angelia.pipeline.lake.tables import (
     ANALYTICS,
     AUDIT,
     DAY,
+    LOG_CHECKS,
+    LOG_FINDINGS,
     QUEUE_DEAD_LETTERS,
     QUEUE_MESSAGES,
     RECEIPTS,
@@ -41,6 +43,7 @@ _COMMITS = {
     QUEUE_MESSAGES.name: "`archive queues`, with the number of the run",
     QUEUE_DEAD_LETTERS.name: "`archive queues, dead letters`, with the number of the run",
     **{table.name: "`analytics`, with the number of the run" for table in ANALYTICS},
+    **{table.name: "`verify logs`, with the number of the run" for table in LOG_CHECKS},
 }
 _EXAMPLES = {
     RECEIPTS.name: "SELECT status, count(*) FROM delivery_receipts WHERE sender_nhi = 'alice' GROUP BY status",
@@ -49,6 +52,8 @@ _EXAMPLES = {
     QUEUE_MESSAGES.name: "SELECT created_at, ended, CAST(payload AS STRING) AS payload FROM queue_messages "
     "WHERE queue = 'orders' AND key_id IS NULL ORDER BY created_at",
     QUEUE_DEAD_LETTERS.name: "SELECT queue, error, count(*) FROM queue_dead_letters GROUP BY queue, error",
+    LOG_FINDINGS.name: "SELECT kind, group_id, sender, seq, last_seq, nodes, detail FROM log_findings "
+    "WHERE checked_at = (SELECT max(checked_at) FROM log_groups)",
     AUDIT.name: "SELECT position, event_type FROM audit_events WHERE object_nhi = 'alice' ORDER BY position",
 }
 _COUNTED = "SELECT day, count(*) AS rows FROM {name} GROUP BY day ORDER BY day"
@@ -80,7 +85,10 @@ def page(table: Table) -> str:
     """The page of a table."""
     meanings = [*(column.about for column in table.columns), "the day that the row belongs to, UTC; the partition"]
     rows = [_row(field, about) for field, about in zip(table.schema, meanings, strict=True)]
-    more = [] if table in ANALYTICS else [f"Rows are told apart by `{table.id}`."]
+    if table in LOG_CHECKS:
+        more = ["Each check adds its rows."]
+    else:
+        more = [] if table in ANALYTICS else [f"Rows are told apart by `{table.id}`."]
     if table.configuration.get("delta.appendOnly") == "true":
         more.append("Rows are only added (`delta.appendOnly`).")
     return _PAGE.format(

@@ -448,6 +448,76 @@ STORAGE = Table(
     ),
 )
 
+LOG_GROUPS = Table(
+    name="log_groups",
+    about="What a check of exported group logs found of each group, each time that it was checked.",
+    id="group_id",
+    columns=(
+        always("checked_at", _TIME, "when it was checked; its day is the partition"),
+        always("group_id", pa.string(), "the group, in base58"),
+        always("nodes", _COUNT, "nodes whose exports were checked"),
+        always("messages", _COUNT, "different messages of level 0"),
+        always("copies", _COUNT, "sound copies of these on all nodes, together"),
+        always("snapshots", _COUNT, "different messages of level 1 and above"),
+        always("stored_bytes", _COUNT, "size of all records on all nodes"),
+        always("snapshot_bytes", _COUNT, "of these, of level 1 and above"),
+        always("sharded", _COUNT, "snapshots that are stored in shards, by their manifests"),
+        always("shard_bytes", _COUNT, "size of their shards on all nodes, as they are stored, with manifests"),
+        always(
+            "sharded_bytes", _COUNT, "size of these snapshots themselves, each once; up to 31 bytes too much for each"
+        ),
+        always("holes", _COUNT, "seqs that no node has, between messages of level 0 of the same sender"),
+        always("conflicts", _COUNT, "contradictions between nodes about one message"),
+        always("duplicates", _COUNT, "records too many: of a message in one node's export, of a shard on other nodes"),
+        always("missing_shards", _COUNT, "shards that no node has, of snapshots that can still be read"),
+        always("lost_snapshots", _COUNT, "snapshots of which there are too few shards to read them"),
+        always("corrupt_records", _COUNT, "records that a node can no longer read"),
+        always("thin_copies", _COUNT, "messages of level 0 with one sound copy, though there are several nodes"),
+    ),
+)
+
+LOG_NODES = Table(
+    name="log_nodes",
+    about="What each node stored of each group, each time that its export was checked.",
+    id="node_id",
+    columns=(
+        always("checked_at", _TIME, "when it was checked; its day is the partition"),
+        always("group_id", pa.string(), "the group, in base58"),
+        always("node_id", pa.string(), "the node's public key, in base64url"),
+        always("row_count", _COUNT, "records"),
+        always("bytes", _COUNT, "size of these"),
+        always("snapshot_bytes", _COUNT, "of these, of level 1 and above"),
+        always("whole", _COUNT, "records of whole messages"),
+        always("shards", _COUNT, "records of shards"),
+        always("damaged", _COUNT, "records that the node can no longer read; their level is not known"),
+        always("levels", pa.list_(pa.int64()), "sound records by level, from 0 to 15"),
+    ),
+)
+
+LOG_FINDINGS = Table(
+    name="log_findings",
+    about="The first thousand findings of each kind, of each check of exported group logs.",
+    id="kind",
+    columns=(
+        always("checked_at", _TIME, "when it was checked; its day is the partition"),
+        always("group_id", pa.string(), "the group, in base58"),
+        always("kind", pa.string(), "hole, conflict, duplicate, missing_shard, lost, corrupt or thin_copy"),
+        always("sender", pa.string(), "sender id of the message, in hex"),
+        always("seq", pa.int64(), "its seq; of a hole the first that is missing"),
+        always("last_seq", pa.int64(), "the same; of a hole the last that is missing"),
+        always("number", _COUNT, "how many seqs, shards or records it is about"),
+        always(
+            "nodes",
+            pa.list_(pa.string()),
+            "the nodes that have records of it; of a corrupt one those that cannot read it",
+        ),
+        column("detail", pa.string(), "more about it"),
+    ),
+)
+
+# The tables that `verify logs` writes, this one last: a check without its groups was never finished.
+LOG_CHECKS = (LOG_FINDINGS, LOG_NODES, LOG_GROUPS)
+
 # The tables that analytics writes. Those of receipts and keys can be computed again; all others are as they were.
 ANALYTICS = (
     HOURS,
@@ -465,5 +535,6 @@ ANALYTICS = (
     STORAGE,
 )
 TABLES = {
-    table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, QUEUE_MESSAGES, QUEUE_DEAD_LETTERS, *ANALYTICS)
+    table.name: table
+    for table in (RECEIPTS, AUDIT, SESSIONS, ROOMS, QUEUE_MESSAGES, QUEUE_DEAD_LETTERS, *ANALYTICS, *LOG_CHECKS)
 }

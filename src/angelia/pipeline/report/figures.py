@@ -25,11 +25,13 @@ from angelia.pipeline.lake.tables import (
     KEY_DAYS,
     KEY_GRACE,
     LATENCIES,
+    LOG_GROUPS,
     QUEUE_DAYS,
     ROOM_DAYS,
     STORAGE,
 )
-from angelia.pipeline.report import queue_figures, room_figures
+from angelia.pipeline.report import log_figures, queue_figures, room_figures
+from angelia.pipeline.report.log_figures import LogFigures
 from angelia.pipeline.report.queue_figures import QueueFigures
 from angelia.pipeline.report.room_figures import RoomFigures
 from angelia.settings import Settings
@@ -75,6 +77,7 @@ class Contents:
     days: list[DayFigures]
     rooms: RoomFigures
     queues: QueueFigures
+    logs: LogFigures
     computed_at: datetime
     overall: Times
     by_priority: dict[str, tuple[int, Times]]  # how many were delivered, and when
@@ -87,8 +90,9 @@ class Contents:
 
     @property
     def covered(self) -> list[date]:
-        """The days of which there is something on the page."""
-        return sorted({day.day for part in (self.days, self.rooms.days, self.queues.days) for day in part})
+        """The days of which there is something on the page; if of none, those on which group logs were checked."""
+        days = {day.day for part in (self.days, self.rooms.days, self.queues.days) for day in part}
+        return sorted(days or {group.checked_at.date() for group in self.logs.groups})
 
     @property
     def days_with_messages(self) -> int:
@@ -120,7 +124,8 @@ def read(objects: Objects, settings: Settings) -> Contents:
     """Reads all that was computed; raises NotFound if there is nothing."""
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
     of_others = [*lake.rows(objects, ROOM_DAYS), *lake.rows(objects, QUEUE_DAYS)]
-    if not (known or of_others):
+    checks = [row["checked_at"] for row in lake.rows(objects, LOG_GROUPS)]
+    if not (known or of_others or checks):
         raise NotFound(
             "nothing has been computed yet",
             hint=f"angelia pipeline run analytics{archive_locations.flag(objects, settings)}",
@@ -139,7 +144,8 @@ def read(objects: Objects, settings: Settings) -> Contents:
         days=[_day(day, by_day[day], late[day], known[day]) for day in sorted(known)],
         rooms=room_figures.read(objects),
         queues=queue_figures.read(objects),
-        computed_at=max(row["computed_at"] for row in (*known.values(), *of_others)),
+        logs=log_figures.read(objects),
+        computed_at=max((*(row["computed_at"] for row in (*known.values(), *of_others)), *checks)),
         overall=_times(sum(by_priority.values(), Counter())),
         by_priority={
             one.name.lower(): (by_priority[one].total(), _times(by_priority[one]))

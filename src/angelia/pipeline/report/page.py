@@ -9,7 +9,7 @@ from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
-from angelia.pipeline.report import charts, formatting, queue_sections, room_sections
+from angelia.pipeline.report import charts, formatting, log_sections, queue_sections, room_sections
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, AgentFigures, Contents, read
 from angelia.pipeline.report.markup import chart, html_table
 from angelia.settings import Settings
@@ -84,6 +84,8 @@ def _totals(contents: Contents) -> str:
         figures["messages in rooms"] = f"{contents.rooms.messages:,}"
     if contents.queues.days:
         figures["messages in queues"] = f"{contents.queues.total('pushed'):,}"
+    if contents.logs.groups:
+        figures["messages in group logs"] = f"{contents.logs.total('messages'):,}"
     entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     return f'<dl class="totals">{entries}</dl>'
 
@@ -93,6 +95,7 @@ def _sections(contents: Contents) -> Iterator[str]:
         yield from _mail_sections(contents)
     yield from room_sections.sections(contents.rooms)
     yield from queue_sections.sections(contents.queues)
+    yield from log_sections.sections(contents.logs)
     if contents.storage:
         height = 1.3 if contents.measured_once else 2.5
         yield chart(contents, charts.storage, _storage_title, _storage_table, height)
