@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.mailbox.database import FILE
 from angelia.mailbox.mailbox import Mailbox
+from log_members import first_edition
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 CHANNEL = uuid4()
@@ -21,6 +22,7 @@ COLUMNS = {
     "outbox": ("replay_key", "body_nonce", "body"),
     "kem_keys": ("key_id", "seed_nonce", "seed"),
     "channel_keys": ("key_id", "secret_nonce", "secret"),
+    "log_keys": ("group_id || '/' || epoch", "secret_nonce", "secret"),
 }
 
 Send = Callable[..., bytes]
@@ -53,4 +55,5 @@ def fill(box: Mailbox, send: Send) -> EpochKey:
     box.own_keys.make_one_time_keys(3, NOW)
     key = EpochKey.generate()
     box.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
+    box.logs.store(first_edition("team", [box]), EpochKey.generate(), box.identity.handle, NOW)
     return key

@@ -129,6 +129,24 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         channel unsubscribe {ann}/news --as {ben}
         channel forget {ann}/news --as {ben}
         channel delete news --as {ann}
+        log create team --member {ben} --as {ann}
+        log append team words --as {ann}
+        log list --as {ben}
+        log read team --as {ben}
+        log vector team --as {ben}
+        log members team --as {ann}
+        log nodes team --as {ann}
+        log compact team --as {ann}
+        log verify team --as {ben}
+        log repair team --as {ben}
+        log storage team --as {ben}
+        log export team exported --as {ben}
+        log import team /dev/null --as {ann}
+        log follow nowhere --as {ben}
+        log members team --remove {ben} --yes --as {ann}
+        log read team --as {ben}
+        log forget team --yes --as {ben}
+        log drop team --yes --as {ann}
         key rotate --as {ben}
         room create talk-{ann} --as {ann}
         room create talk-{ann} --private --as {ann}

@@ -124,6 +124,13 @@ def test_the_readers_of_a_channel_go_on_after_what_was_committed(desk: Desk) -> 
                 assert child.poll() is None
 
 
+def test_two_agents_edit_one_map_in_a_group_log(desk: Desk) -> None:
+    (shared_map,) = examples(DOCS / "logs.md", "## State of your own")
+    told, same = desk.run(shared_map).splitlines()
+    assert told == "{'deploy': 'running', 'review': 'done'}"
+    assert same == "True"
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_receipts_are_exported_with_whose_word_they_are(desk: Desk, flavour: str) -> None:
     for text in ("received", "waits"):
@@ -199,6 +206,7 @@ def test_no_example_is_left_untried() -> None:
         "envelopes.md",
         "rooms.md",
         "queues.md",
+        "logs.md",
         "slices.md",
     }
     python = re.compile(r"```python\n(.*?)```", re.DOTALL)

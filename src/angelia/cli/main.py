@@ -34,6 +34,7 @@ root = Root(
         Entry("talk", "room", "rooms that the server can read: post, read, tail, search"),
         Entry("talk", "dm", "direct messages as AICQ has them: send, read, delete"),
         Entry("talk", "queue", "queues of ordered partitions: push, pop, tail, dead letters"),
+        Entry("talk", "log", "group logs on untrusted nodes: append, read, follow, verify"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
         Entry("operate", "policy", "rules: agents that may send, publish, subscribe, read keys"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from angelia.client.delivery_status import Untrue as Untrue
     from angelia.client.dm_calls import Dm as Dm
     from angelia.client.exchange import BadAnswer as BadAnswer
+    from angelia.client.log_membership import LogNode as LogNode
     from angelia.client.mail_receiving import NotOpened as NotOpened
     from angelia.client.mail_receiving import Received as Received
     from angelia.client.mail_sending import AlreadyWithdrawn as AlreadyWithdrawn
@@ -58,6 +59,13 @@ if TYPE_CHECKING:
     from angelia.mailbox.inbox import Opened as Opened
     from angelia.mailbox.keyfile import BrokenKeyFile as BrokenKeyFile
     from angelia.mailbox.keyfile import WrongPassphrase as WrongPassphrase
+    from angelia.mailbox.log_application import LogApplication as LogApplication
+    from angelia.mailbox.log_application import LogEntry as LogEntry
+    from angelia.mailbox.log_journal import Journal as Journal
+    from angelia.mailbox.log_replica import OwnSeqUnknown as OwnSeqUnknown
+    from angelia.mailbox.logs import EarlierEpoch as EarlierEpoch
+    from angelia.mailbox.logs import LaterEpoch as LaterEpoch
+    from angelia.mailbox.logs import UnknownSender as UnknownSender
     from angelia.mailbox.mailbox import Mailbox as Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage as OutboxMessage
     from angelia.mailbox.private_files import CannotWrite as CannotWrite
@@ -81,6 +89,7 @@ else:
         "angelia.client.delivery_status": "Untrue",
         "angelia.client.dm_calls": "Dm",
         "angelia.client.exchange": "BadAnswer",
+        "angelia.client.log_membership": "LogNode",
         "angelia.client.mail_receiving": "NotOpened Received",
         "angelia.client.mail_sending": "AlreadyWithdrawn SentMail",
         "angelia.client.peer_keys": "NoOneTimeKey Renamed",
@@ -99,6 +108,10 @@ else:
         "angelia.mailbox.envelope_files": "ChangedFile",
         "angelia.mailbox.inbox": "Message Opened",
         "angelia.mailbox.keyfile": "BrokenKeyFile WrongPassphrase",
+        "angelia.mailbox.log_application": "LogApplication LogEntry",
+        "angelia.mailbox.log_journal": "Journal",
+        "angelia.mailbox.log_replica": "OwnSeqUnknown",
+        "angelia.mailbox.logs": "EarlierEpoch LaterEpoch UnknownSender",
         "angelia.mailbox.mailbox": "Mailbox",
         "angelia.mailbox.outbox_message": "OutboxMessage",
         "angelia.mailbox.private_files": "CannotWrite UnsafeFile",

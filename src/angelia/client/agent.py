@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Generator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from angelia.client.agent_verbs import AgentChannels, AgentDms, AgentKeys, AgentMail
 from angelia.client.async_client import AsyncClient
@@ -14,6 +15,9 @@ from angelia.client.blocking_client import Client
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
 from angelia.client.opening import Passphrase, open_mailbox
 from angelia.mailbox.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from angelia.client.log_verbs import AsyncLogs, BlockingLogs
 
 
 class _Namespaces(Generic[Mode]):
@@ -47,15 +51,21 @@ class _Namespaces(Generic[Mode]):
 
 
 class Agent(_Namespaces[Blocking]):
-    """An agent of this machine. `mail`, `channels`, `rooms`, `dms`, `queues` and `keys` have its verbs, which block
-    until they are done; `client` is the longer form, with everything else that the server can do, and `mailbox` its own
-    side."""
+    """An agent of this machine. `mail`, `channels`, `logs`, `rooms`, `dms`, `queues` and `keys` have its verbs, which
+    block until they are done; `client` is the longer form, with everything else that the server can do, and `mailbox`
+    its own side."""
 
     def __init__(self, client: Client, url: str, mailbox: Mailbox) -> None:
         super().__init__(client.run, url, mailbox)
         self.client = client
         self.rooms = client.rooms
         self.queues = client.queues
+
+    @cached_property
+    def logs(self) -> BlockingLogs:
+        from angelia.client.log_verbs import BlockingLogs
+
+        return BlockingLogs(self.client, self.mailbox)
 
     @classmethod
     def open(
@@ -91,8 +101,8 @@ class Agent(_Namespaces[Blocking]):
 
 
 class AsyncAgent(_Namespaces[Awaited]):
-    """An agent of this machine. `mail`, `channels`, `rooms`, `dms`, `queues` and `keys` have its verbs, which are
-    awaited; `client` is the longer form, with everything else that the server can do, and `mailbox` its own side.
+    """An agent of this machine. `mail`, `channels`, `logs`, `rooms`, `dms`, `queues` and `keys` have its verbs, which
+    are awaited; `client` is the longer form, with everything else that the server can do, and `mailbox` its own side.
 
     Files, SQLite and signatures are worked on in a thread of its own, never on the event loop."""
 
@@ -101,6 +111,12 @@ class AsyncAgent(_Namespaces[Awaited]):
         self.client = client
         self.rooms = client.rooms
         self.queues = client.queues
+
+    @cached_property
+    def logs(self) -> AsyncLogs:
+        from angelia.client.log_verbs import AsyncLogs
+
+        return AsyncLogs(self.client, self.mailbox)
 
     @classmethod
     def open(

@@ -14,6 +14,7 @@ from angelia.api import ItemProblem
 from angelia.client.exchange import Response
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.errors import AngeliaError
+from angelia.grouplog.model.frames import MEDIA as FRAMES
 
 
 class Unreachable(AngeliaError, code="network"):
@@ -78,7 +79,7 @@ LONGEST_PAUSE = 3600
 _V1 = "/v1/"
 PROXIED = (502, 503, 504)
 # The media types of Angelia's answers; a page of another program has another type, or none.
-_MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE})
+_MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE, FRAMES})
 
 
 def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
@@ -148,7 +149,7 @@ def _parsed(response: Response) -> tuple[_Problem, dict[str, object]] | None:
     try:
         said = msgspec.json.decode(response.body, type=dict[str, object])
         problem = msgspec.convert(said, _Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     of_v1 = response.path.startswith(_V1)
     if not (problem.code and problem.request_id if of_v1 else problem.error or problem.code):
@@ -169,7 +170,7 @@ def _skew_hint(skew: float) -> str:
 def _date(text: str) -> float | None:
     try:
         return parsedate_to_datetime(text).timestamp() if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

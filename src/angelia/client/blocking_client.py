@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
 from angelia.client.client_namespaces import ClientNamespaces, next_step
-from angelia.client.exchange import Exchange
+from angelia.client.exchange import Exchange, Response
 from angelia.client.namespaces import Blocking
-from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signer, Step, connecting, described, origin
+from angelia.client.transport import (
+    Body,
+    Branches,
+    BranchOutcome,
+    Line,
+    Observer,
+    Outcome,
+    Pause,
+    Signer,
+    Step,
+    connecting,
+    described,
+    origin,
+    origin_of,
+)
+from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
     from angelia.client.mail_verbs import BlockingMail
@@ -34,6 +52,8 @@ class Client(ClientNamespaces[Blocking]):
     ) -> None:
         self._line = Line(origin(url), identity, token, timeout, observer)
         self._http = httpx.Client(**connecting(url))
+        self._others: dict[str, httpx.Client] = {}  # for servers that an exchange names itself
+        self._stepping = threading.Lock()
         super().__init__(self.run)
 
     @cached_property
@@ -64,7 +84,8 @@ class Client(ClientNamespaces[Blocking]):
         """Ends loops over queues, and closes the connections."""
         if "queues" in vars(self):
             self.queues.close()
-        self._http.close()
+        for http in (self._http, *self._others.values()):
+            http.close()
 
     def run(self, exchange: Exchange[T]) -> T:
         """Takes an exchange to its end and returns its answer; the verbs of the namespaces do this with theirs."""
@@ -74,13 +95,37 @@ class Client(ClientNamespaces[Blocking]):
         answer: T = step.value
         return answer
 
+    def _branch(self, steps: Generator[Step, Outcome, Response]) -> BranchOutcome:
+        outcome: Outcome = None
+        try:
+            while True:
+                with self._stepping:  # two branches do not sign at once
+                    step = next_step(steps, outcome)
+                if isinstance(step, StopIteration):
+                    answer: Response = step.value
+                    return answer
+                outcome = self._take(step)
+        except (AngeliaError, OSError) as error:
+            return error
+
+    def _http_to(self, url: str) -> httpx.Client:
+        if url.startswith(self._line.url + "/"):
+            return self._http
+        server = origin_of(url)
+        if server not in self._others:
+            self._others[server] = httpx.Client(**connecting(server))
+        return self._others[server]
+
     def _take(self, step: Step) -> Outcome:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
+        if isinstance(step, Branches):
+            with ThreadPoolExecutor(len(step.branches), thread_name_prefix="angelia-client") as threads:
+                return tuple(threads.map(self._branch, step.branches))
         body = Body(step)
         try:
-            with self._http.stream(**step.arguments) as answer:
+            with self._http_to(step.url).stream(**step.arguments) as answer:
                 for chunk in answer.iter_bytes():
                     if (problem := body.take(chunk)) is not None:
                         return problem

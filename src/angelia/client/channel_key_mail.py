@@ -75,6 +75,12 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
 
     Other mail may name the channel too. It is put back as it was, and only at the end: else the next poll would return
     the same mail again."""
+    yield from collect_controls(mailbox, channel_id, wait=wait)
+    return (yield from take_keys(mailbox))
+
+
+def collect_controls(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchange[None]:
+    """Fetches the control messages that name this channel, and waits for them so many seconds."""
     deadline = time.monotonic() + wait
     others: list[LeasedMessage] = []
     try:
@@ -96,7 +102,6 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
         yield from _put_back(others)
         raise
     yield from _put_back(others)
-    return (yield from take_keys(mailbox))
 
 
 def _put_back(others: list[LeasedMessage]) -> Exchange[None]:

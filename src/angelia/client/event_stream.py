@@ -137,7 +137,7 @@ async def events(
     while True:
         step = await aside(stream.begin)
         try:
-            async with http.stream(step.method, step.url, headers=step.headers, timeout=stream.timeout) as answer:
+            async with http.stream(**{**step.arguments, "timeout": stream.timeout}) as answer:
                 if not stream.is_stream(answer):
                     body = await anext(answer.aiter_bytes(MOST_REFUSAL), b"")
                     await aside(stream.refused, answer, body)
@@ -157,7 +157,7 @@ def blocking_events(stream: EventStream[E], http: httpx.Client) -> Generator[E, 
     while True:
         step = stream.begin()
         try:
-            with http.stream(step.method, step.url, headers=step.headers, timeout=stream.timeout) as answer:
+            with http.stream(**{**step.arguments, "timeout": stream.timeout}) as answer:
                 if not stream.is_stream(answer):
                     stream.refused(answer, next(answer.iter_bytes(MOST_REFUSAL), b""))
                 else:

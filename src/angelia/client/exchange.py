@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ T = TypeVar("T")
 Y = TypeVar("Y")
 # A server whose pages do not end is not listened to for ever.
 MOST_PAGES = 100
+TRIES = 3
 
 
 class BadAnswer(AngeliaError, code="bad_answer"):
@@ -47,6 +48,16 @@ class Request:
     accept: str = JSON  # of the answer
     waits: float = 0.0  # how long the server was asked to take before it answers
     after: float = 0.0  # how long to wait before it is sent
+    url: str | None = None  # of another server than the client's
+    tries: int = TRIES
+    token: str | None = field(default=None, repr=False)  # shown besides the signature, where a server asks for both
+
+
+@dataclass(frozen=True, slots=True)
+class Fan(Request):
+    """Several requests at once, each to a server of its own."""
+
+    requests: tuple[Request, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class Response:
         """Returns the JSON body as a record."""
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadAnswer(
                 f"the answer to {self.method} {self.path} cannot be read: {error}",
                 hint="is this an Angelia server, and of the same version?",
@@ -78,8 +89,24 @@ class Response:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered(Response):
+    """What came of the requests of a `Fan`, in their order."""
+
+    outcomes: tuple[Response | AngeliaError | OSError, ...] = ()
+
+
 # One verb of the API: it yields requests, is sent responses, and returns its answer.
 Exchange: TypeAlias = Generator[Request, Response, T]
+
+
+def together(requests: Sequence[Request]) -> Exchange[Sequence[Response | AngeliaError | OSError]]:
+    """Sends several requests at once, and returns for each its answer or its error."""
+    if not requests:
+        return ()
+    gathered = yield Fan("", "", requests=tuple(requests))
+    assert isinstance(gathered, Gathered), "a Fan is answered with what came of its requests"
+    return gathered.outcomes
 
 
 def driven(call: Exchange[T], send: Callable[[Request], Generator[Y, S, Response]]) -> Generator[Y, S, T]:

@@ -147,8 +147,10 @@ def _settled(
             for earlier in mailbox.own_keys.chain()[held : link.bundle.bundle_version - 1]:
                 yield from _posted(mailbox, earlier)
             done = yield from publish()
+            yield from _announced(mailbox)
             _finish(mailbox, link)
         else:
+            yield from _announced(mailbox)
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
         mailbox.own_keys.refresh()  # the pair may have been rotated since the refused request was signed
@@ -159,15 +161,26 @@ def _settled(
             raise
         else:
             # The old pair is refused. If the new one is not, the server took the bundle, and its answer was lost.
+            yield from _announced(mailbox)
             with mailbox.own_keys.signing_as_next():
                 done = yield from _confirmed(mailbox, link)
     else:
+        yield from _announced(mailbox)
         _finish(mailbox, link)
     if mailbox.key_rotation.queued_emergency() is not None:  # before one-time keys are made for a pair that it replaces
         return (yield from rotate_keys(mailbox, kem=False))
     # After a new signing pair there are no one-time keys, since the old one signed them.
     count = yield from _stocked(mailbox, done.prekeys_uploaded)
     return msgspec.structs.replace(done, prekeys_uploaded=count)
+
+
+def _announced(mailbox: Mailbox) -> Exchange[None]:
+    """Names a new signing key to the nodes of group logs, while the old one can still sign. Loaded only if there are
+    any: most agents are in none."""
+    if mailbox.logs.any():
+        from angelia.client.log_key_rotation import announce_next_key
+
+        yield from announce_next_key(mailbox)
 
 
 def _finish(mailbox: Mailbox, link: Link) -> None:

@@ -33,14 +33,14 @@ from angelia.client.api_errors import (
     not_angelia,
     retry_after,
 )
-from angelia.client.exchange import Credential, Exchange, Request, Response, driven
-from angelia.errors import InvalidArgument, Stale, Unauthenticated
+from angelia.client.exchange import TRIES as TRIES
+from angelia.client.exchange import Credential, Exchange, Fan, Gathered, Request, Response, driven
+from angelia.errors import AngeliaError, InvalidArgument, Stale, Unauthenticated
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-TRIES = 3
 FIRST_PAUSE = 0.2
 # Signatures carry whole seconds, so one made in the second of the nonce memory's birth is still too old.
 PAUSE_AFTER_STALE = 1.0
@@ -91,6 +91,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """Step: take all of these to their ends at once, and report a response or an error for each."""
+
+    branches: tuple[Generator[Step, Outcome, Response], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Report: the network failed, in these words."""
 
@@ -109,8 +116,9 @@ class Trip:
     failure: str | None
 
 
-Step: TypeAlias = Send | Pause
-Outcome: TypeAlias = Response | Failed | None
+Step: TypeAlias = "Send | Pause | Branches"
+BranchOutcome: TypeAlias = Response | AngeliaError | OSError
+Outcome: TypeAlias = Response | Failed | tuple[BranchOutcome, ...] | None
 Observer: TypeAlias = Callable[[Trip], None]
 
 
@@ -128,6 +136,12 @@ def origin(url: str) -> str:
     host = f"[{host}]" if ":" in host else host
     port = "" if parsed.port in (None, _DEFAULT_PORTS[parsed.scheme]) else f":{parsed.port}"
     return f"{parsed.scheme}://{host}{port}"
+
+
+def origin_of(url: str) -> str:
+    """Returns the scheme, host and port of a URL."""
+    parsed = httpx.URL(url)
+    return f"{parsed.scheme}://{parsed.netloc.decode('ascii')}"
 
 
 def is_loopback(url: str) -> bool:
@@ -166,6 +180,10 @@ class Line:
         return driven(call, self._send)
 
     def _send(self, request: Request) -> Generator[Step, Outcome, Response]:
+        if isinstance(request, Fan):
+            outcomes = yield Branches(tuple(map(self._send, request.requests)))
+            assert isinstance(outcomes, tuple), "a driver answers Branches with what came of each"
+            return Gathered("", "", 200, {}, b"", outcomes)
         if request.after:
             yield Pause(request.after)
         deadline = self.stopwatch() + self.timeout + request.waits
@@ -173,10 +191,10 @@ class Line:
         while True:
             began = self.stopwatch()
             outcome = yield self.prepared(request, timeout=max(0.001, deadline - began))
-            assert outcome is not None, "a driver answers Send with a Response or a Failed"
+            assert isinstance(outcome, Response | Failed), "a driver answers Send with one of these"
             self._observe(request, outcome, self.stopwatch() - began)
             pause = self._pause_before_next(request, outcome, attempt)
-            if pause is None or attempt == TRIES or self.stopwatch() + pause >= deadline:
+            if pause is None or attempt == request.tries or self.stopwatch() + pause >= deadline:
                 return self._settled(request, outcome)
             yield Pause(pause)
             attempt += 1
@@ -185,7 +203,7 @@ class Line:
         """Returns one attempt, signed: each needs a signature of its own."""
         # What is signed is what httpx will send, byte for byte, whatever it thinks of quoting.
         target = request.path + (f"?{request.query}" if request.query else "")
-        url = httpx.URL(self.url + target)
+        url = httpx.URL((request.url or self.url) + target)
         headers = {"accept": request.accept, "user-agent": f"angelia/{__version__}"}
         if request.body:
             headers["content-type"] = request.content_type
@@ -200,8 +218,7 @@ class Line:
         if isinstance(signer, Mailbox):
             signer.own_keys.refresh()  # another process may have rotated the pair; it costs one stat
         if signer is None:
-            shown = self.token is not None and request.credential is not Credential.NONE
-            return {"authorization": f"Bearer {self.token}"} if shown else {}
+            return _bearer(None if request.credential is Credential.NONE else self._token_for(request))
         raw_path, _, raw_query = url.raw_path.decode("ascii").partition("?")
         target = http_signature.Target(
             method=request.method,
@@ -212,12 +229,17 @@ class Line:
             room_key=request.room_key,
         )
         created, nonce = int(self.clock()), secrets.token_urlsafe(18)
-        return http_signature.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
+        signed = http_signature.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
+        return signed | _bearer(request.token)
 
     def _signer_of(self, request: Request) -> Signer | None:
         """Returns the signer of a request; None if a token stands for the caller, or the request has no credential."""
-        shows_token = self.token is not None and request.credential is Credential.OPERATOR
+        shows_token = self._token_for(request) is not None and request.credential is Credential.OPERATOR
         return None if shows_token or request.credential is Credential.NONE else self.signer
+
+    def _token_for(self, request: Request) -> str | None:
+        """The client's token is for its own server only."""
+        return self.token if request.url is None else None
 
     def refusal(self, request: Request, response: Response) -> ApiError | NotAngelia:
         """Returns the error that a refusal stands for. A server can only say that it does not know a key; the signer
@@ -250,9 +272,11 @@ class Line:
     def _settled(self, request: Request, outcome: Response | Failed) -> Response:
         if isinstance(outcome, Failed):
             doubt = "" if request.idempotent else "; whether the request was carried out is not known"
-            here = is_loopback(self.url)
-            hint = "`angelia serve` starts a server here" if here else "is that the server's address?"
-            raise Unreachable(f"{self.url} {outcome.why}{doubt}", hint=f"{hint}; --url or --context names another")
+            url = request.url or self.url
+            if request.url is not None:
+                raise Unreachable(f"{url} {outcome.why}{doubt}", hint="is that node up, and is this its address?")
+            hint = "`angelia serve` starts a server here" if is_loopback(url) else "is that the server's address?"
+            raise Unreachable(f"{url} {outcome.why}{doubt}", hint=f"{hint}; --url or --context names another")
         if outcome.status >= 300 and outcome.status not in request.accepts:
             raise self.refusal(request, outcome)
         if not is_ours(outcome):
@@ -273,6 +297,10 @@ class Line:
                 failure=outcome.why if isinstance(outcome, Failed) else None,
             )
         )
+
+
+def _bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 class Body:

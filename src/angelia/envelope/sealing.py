@@ -213,7 +213,12 @@ def unseal_post(envelope: Envelope, channel_id: UUID, key: EpochKey) -> bytes:
 
 def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes) -> bytes:
     """Returns the AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
-    return _hkdf(_SALT, secret, _INFO + sha256(head).digest() + recipient_key_digest)
+    return derived_key(secret, _INFO + sha256(head).digest() + recipient_key_digest)
+
+
+def derived_key(secret: bytes, info: bytes) -> bytes:
+    """Returns a key of 32 bytes that belongs to one use of a secret."""
+    return _hkdf(_SALT, secret, info)
 
 
 def _hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:

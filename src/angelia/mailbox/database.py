@@ -12,7 +12,7 @@ import sqlite3
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ from angelia.mailbox.private_files import UnsafeFile
 
 FILE = "replay_state.db"
 # A new mailbox runs all of them in turn, an older one those that it lacks.
-_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 7)))
+_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 8)))
 SCHEMA = len(_SCHEMAS)
 BUSY_MS = 5_000
 # SQLite polls a taken lock ever more seldom, so the longest waiter would be served last; a new try polls often again.
@@ -53,7 +53,11 @@ def _statements_by_name(script: str) -> dict[str, str]:
     return {name: text.format_map(columns) for kind, name, text in blocks if kind == "name"}
 
 
-SQL = _statements_by_name((_BESIDE / "statements.sql").read_text("utf-8"))
+SQL = {
+    name: text
+    for script in ("statements.sql", "log_statements.sql")
+    for name, text in _statements_by_name((_BESIDE / script).read_text("utf-8")).items()
+}
 _DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
 
 
@@ -137,10 +141,11 @@ class _Opened(NamedTuple):
 
 
 class MailboxDatabase(NamedStatements):
-    """The file `replay_state.db` of one mailbox directory."""
+    """The file `replay_state.db` of one mailbox directory, or another file with other tables."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
+    def __init__(self, directory: Path, file: str = FILE, schemas: Sequence[str] = _SCHEMAS) -> None:
+        self._path = directory / file
+        self._schemas = schemas
         self._own = threading.local()
         self._guard = threading.Lock()
         self._opened: list[_Opened] = []
@@ -199,25 +204,27 @@ class MailboxDatabase(NamedStatements):
         connection.execute("COMMIT")
 
     def _make_file(self, directory: int) -> None:
-        for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+        file = self._path.name
+        for name in (file, f"{file}-wal", f"{file}-shm"):
             _refuse_unsafe(directory, name, self._path.with_name(name))
-        if not private_files.exists(directory, FILE):
+        if not private_files.exists(directory, file):
             # SQLite creates its -wal and -shm files with the mode of this one.
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with private_files.writing(self._path):
-                os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
+                os.close(os.open(file, flags, private_files.FILE_MODE, dir_fd=directory))
                 os.fsync(directory)
 
     def _prepare(self, tx: MailboxTx) -> None:
         (version,) = tx.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA:
+        newest = len(self._schemas)
+        if version > newest:
             raise NewerDatabase(
-                f"{self._path} has version {version}, this Angelia reads version {SCHEMA}", hint="update Angelia"
+                f"{self._path} has version {version}, this Angelia reads version {newest}", hint="update Angelia"
             )
-        for script in _SCHEMAS[version:]:
+        for script in self._schemas[version:]:
             for statement in _statements((_BESIDE / script).read_text("utf-8")):
                 tx.execute(statement)
-        tx.execute(f"PRAGMA user_version = {SCHEMA}")
+        tx.execute(f"PRAGMA user_version = {newest}")
 
     def _connect(self) -> _Opened:
         address = self._path.absolute().as_uri() + "?mode=rw"

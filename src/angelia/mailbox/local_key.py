@@ -27,6 +27,7 @@ TABLES = {
     "outbox": ("outbox_sealed", "outbox_seal_again"),
     "kem_keys": ("kem_keys_sealed", "kem_keys_seal_again"),
     "channel_keys": ("channel_keys_sealed", "channel_keys_seal_again"),
+    "log_keys": ("log_keys_sealed", "log_keys_seal_again"),
 }
 _NAMED = "local_key"
 _TOGETHER = 100  # rows of one transaction: other processes wait no longer than that

@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from angelia.mailbox.channels import MailboxChannels
     from angelia.mailbox.held_mail import HeldMail
     from angelia.mailbox.inbox import Inbox, Opened
+    from angelia.mailbox.logs import MailboxLogs
     from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
     from angelia.mailbox.receiving import Receiver
     from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
     from angelia.mailbox.rosters import PinnedRosters
 
-DIRECTORY = "mail"
+DIRECTORY, LOGS = "mail", "logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,12 @@ class Mailbox:
         return MailboxChannels(self.database, self._local, self.own_keys, self.pinned_keys, self._ttl_max, retries)
 
     @cached_property
+    def logs(self) -> MailboxLogs:
+        from angelia.mailbox.logs import MailboxLogs
+
+        return MailboxLogs(self.database, self._local, self.own_keys, self.directory.parent / LOGS)
+
+    @cached_property
     def rosters(self) -> PinnedRosters:
         from angelia.mailbox.rosters import PinnedRosters
 
@@ -150,6 +157,7 @@ class Mailbox:
             pinned_keys=self.pinned_keys,
             allowlist=self.allowlist,
             channels=self.channels,
+            logs=self.logs,
             inbox=self.inbox,
             inbox_files=self._inbox_files,
             dead_files=self._dead_files,

@@ -31,6 +31,7 @@ from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
 from angelia.mailbox.key_rotation import accepts_suite
 from angelia.mailbox.keyring import Keyring, KeyringEntry
+from angelia.mailbox.logs import MailboxLogs
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
@@ -59,6 +60,7 @@ class Receiver:
     pinned_keys: PinnedKeys
     allowlist: Allowlist
     channels: MailboxChannels
+    logs: MailboxLogs
     inbox: Inbox
     inbox_files: EnvelopeFiles
     dead_files: EnvelopeFiles
@@ -144,20 +146,27 @@ class Receiver:
             self.dead_files.put([(replay_key, envelope.wire)])
             open_failures.record(self.database, replay_key, pair.fingerprint, now)
             raise
-        if refusal is not None and body[0] != Control.CHANNEL_KEY:
+        if refusal is not None and not self._is_expected(envelope, body):
             raise refusal
         return _Unsealed(envelope, replay_key, pair, entry, body)
 
     def _stranger(self, envelope: Envelope, pair: VerifyingPair) -> NotAllowed | None:
         """Raises NotAllowed for a sender that is not on the allowlist. If the envelope may bring the key of a joined
-        channel, returns the error instead: then nothing else is accepted from it."""
+        channel, or the next edition of a group from one of its admins, returns the error instead: then nothing else is
+        accepted from it."""
         try:
             self.allowlist.check(pair, envelope.header.sender_nhi)
         except NotAllowed as stranger:
-            if not self.channels.expects(envelope):
+            if not self.channels.expects(envelope) and not self.logs.expects(envelope):
                 raise
             return stranger
         return None
+
+    def _is_expected(self, envelope: Envelope, body: bytes) -> bool:
+        """Whether a stranger's message is what it may bring."""
+        if body[0] == Control.GROUP_KEY:
+            return self.logs.expects(envelope) and self.logs.continues(body, envelope.header.sender_nhi)
+        return body[0] == Control.CHANNEL_KEY and self.channels.expects(envelope)
 
     def _private_key(self, header: Header, replay_key: str, now: datetime) -> KeyringEntry:
         """Returns the private key by the id and the type that the envelope names."""

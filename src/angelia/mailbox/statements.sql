@@ -371,6 +371,14 @@ WHERE channel_id || '/' || key_id > ? ORDER BY 1 LIMIT ?
 -- destroys
 UPDATE channel_keys SET secret_nonce = ?, secret = ? WHERE channel_id || '/' || key_id = ?
 
+-- name: log_keys_sealed
+SELECT group_id || '/' || epoch, group_id || '/' || epoch, secret_nonce, secret FROM log_keys
+WHERE group_id || '/' || epoch > ? ORDER BY 1 LIMIT ?
+
+-- name: log_keys_seal_again
+-- destroys
+UPDATE log_keys SET secret_nonce = ?, secret = ? WHERE group_id || '/' || epoch = ?
+
 
 -- keyring.py and key_rotation.py
 
@@ -611,3 +619,47 @@ DELETE FROM repeated WHERE told_at <= ?
 
 -- name: add_legacy
 INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_id) DO NOTHING RETURNING 1
+
+
+-- logs.py
+
+-- name: put_log
+INSERT INTO logs (group_id, name, number, edition, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (group_id) DO UPDATE
+SET name = excluded.name, number = excluded.number, edition = excluded.edition, sender_nhi = excluded.sender_nhi
+
+-- name: log
+SELECT edition FROM logs WHERE group_id = ?
+
+-- name: logs
+SELECT edition FROM logs ORDER BY name, group_id
+
+-- name: any_log
+SELECT 1 FROM logs LIMIT 1
+
+-- name: untold_logs
+SELECT group_id FROM logs WHERE untold
+
+-- name: note_untold_log
+UPDATE logs SET untold = ?2 WHERE group_id = ?1
+
+-- name: drop_log
+DELETE FROM logs WHERE group_id = ?
+
+-- name: replace_log_key
+-- Of two editions of one number, made at once, the one that stands has the key.
+INSERT INTO log_keys (group_id, epoch, secret_nonce, secret, received_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (group_id, epoch) DO UPDATE
+SET secret_nonce = excluded.secret_nonce, secret = excluded.secret, received_at = excluded.received_at
+
+-- name: put_log_key
+-- A key that is there stands.
+INSERT INTO log_keys (group_id, epoch, secret_nonce, secret, received_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: log_key
+SELECT secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ?
+
+-- name: drop_log_keys
+-- destroys
+DELETE FROM log_keys WHERE group_id = ?

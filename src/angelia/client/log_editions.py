@@ -1,0 +1,76 @@
+"""Editions of groups, which admins send to members as sealed mail: who is in, which nodes, and the epoch's key."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from angelia.client import clock, peer_keys
+from angelia.client.api_errors import Unreachable
+from angelia.client.channel_key_mail import collect_controls
+from angelia.client.exchange import BadAnswer, Exchange
+from angelia.client.mail_sending import send_sealed
+from angelia.envelope.refusals import NotAllowed
+from angelia.envelope.sealing import Control
+from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotMember, RateLimited, Unavailable
+from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail, encode_mail
+from angelia.mailbox.drafts import Draft, SendOptions
+from angelia.mailbox.mailbox import Mailbox
+
+_SERVER_ERRORS = (Unreachable, Unavailable, BadAnswer, RateLimited)
+
+
+@dataclass(frozen=True, slots=True)
+class EditionMail:
+    """The members that an edition was sent to, and those that could not be reached, each with the reason."""
+
+    sent: list[str]
+    failed: dict[str, AngeliaError]
+
+
+def collect_editions(mailbox: Mailbox) -> Exchange[int]:
+    """Fetches editions from mail, and takes over those that may be believed. Returns how many are new."""
+    yield from collect_controls(mailbox, EDITIONS)
+    return take_editions(mailbox)
+
+
+def take_editions(mailbox: Mailbox) -> int:
+    """Takes over the editions that came with other mail. Returns how many are new."""
+    new, last = 0, None
+    while controls := mailbox.inbox.controls(Control.GROUP_KEY, after=last):
+        for control in controls:
+            last = control.message
+            # One that is not believed is dropped; what fails for another reason is tried again.
+            with contextlib.suppress(NotAllowed, InvalidArgument, NotMember, Conflict):
+                edition, key = decode_mail(control.body)
+                new += mailbox.logs.accept(edition, key, last.sender, clock.now())
+            mailbox.inbox.mark_handled(last.replay_key)
+    return new
+
+
+def tell(mailbox: Mailbox, edition: GroupEdition, handles: Iterable[str]) -> Exchange[EditionMail]:
+    """Sends an edition with the key of its epoch to members."""
+    body, told = encode_mail(edition, mailbox.logs.key(edition, edition.epoch)), EditionMail([], {})
+    options: SendOptions = {"channel_id": EDITIONS, "control": True, "ttl_seconds": mailbox.channels.ttl}
+    drafts = list[Draft]()
+    for handle in handles:
+        if handle == mailbox.identity.handle:
+            continue
+        try:
+            known, _ = yield from peer_keys.find_keys(mailbox, handle)
+        except _SERVER_ERRORS:
+            raise
+        except AngeliaError as error:
+            told.failed[handle] = error
+        else:
+            drafts.append(Draft(recipient=known.bundle, body=body, options=options))
+    if drafts:
+        envelopes = mailbox.outbox.seal_many(drafts, clock.now())
+        refusals = yield from send_sealed(mailbox, envelopes)
+        for draft, refusal in zip(drafts, refusals, strict=True):
+            if refusal is None:
+                told.sent.append(draft.recipient.agent_nhi)
+            else:
+                told.failed[draft.recipient.agent_nhi] = refusal
+    return told

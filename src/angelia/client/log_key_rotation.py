@@ -1,0 +1,77 @@
+"""The signing key of an admin of group logs is replaced: nodes hear of the next key while the present one still signs.
+
+Afterwards no admin may be left whose key a node knows. Other members hear of it by mail; the key of a member that is
+no admin is brought up to date by an admin, with `settle`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from angelia.client import clock
+from angelia.client.exchange import Exchange, Response, together
+from angelia.client.log_editions import tell
+from angelia.client.log_membership import checked, new_roster, node_call
+from angelia.errors import AngeliaError, NotMember
+from angelia.grouplog import api
+from angelia.grouplog.model.documents import GroupDocument
+from angelia.grouplog.model.editions import EditionNode, GroupEdition
+from angelia.grouplog.model.ids import base58, parse_group
+from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.notices import NoticeKind
+
+
+def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
+    """Names the key of a pending rotation to the nodes of all groups that this agent is an admin of."""
+    pending = mailbox.key_rotation.pending()
+    if pending is None or not pending.plan.signer:
+        return
+    with mailbox.own_keys.signing_as_next():
+        following = mailbox.own_keys.signer.pair.public.ed25519
+    handle = mailbox.identity.handle
+    for edition in mailbox.logs.editions():
+        own = edition.member(handle)
+        if own is None:
+            continue
+        if not own.admin:
+            told = f"the group {edition.name} knows this agent's old key"
+            told = f"{told}; an admin runs angelia log members {edition.name}"
+            mailbox.notices.tell(NoticeKind.WARNING, told)
+            continue
+        wanted = edition
+        if own.public_key != following:
+            members = tuple(one.with_key(following) if one is own else one for one in edition.members)
+            wanted = checked(msgspec.structs.replace(edition, number=edition.number + 1, members=members))
+            mailbox.logs.store(wanted, mailbox.logs.key(edition, edition.epoch), handle, clock.now())
+        mailbox.logs.note_untold(edition.group)
+        for node in edition.nodes:
+            try:
+                yield from _announce(wanted, node)
+            except AngeliaError as error:
+                told = f"{node.url} was not told this agent's new key for the group {edition.name}: {error.message}"
+                mailbox.notices.tell(NoticeKind.WARNING, f"{told}; another admin, or another node, has to mend that")
+
+
+def tell_new_key(mailbox: Mailbox) -> Exchange[None]:
+    """Sends the members of those groups their editions with the new key."""
+    for gid in mailbox.logs.untold():
+        edition = mailbox.logs.edition(parse_group(gid))
+        if edition is not None:
+            told = yield from tell(mailbox, edition, [one.handle for one in edition.members])
+            if told.failed:
+                continue  # all are told again; the same edition twice does no harm
+        mailbox.logs.note_told(gid)
+
+
+def _announce(edition: GroupEdition, node: EditionNode) -> Exchange[None]:
+    gid = base58(edition.group)
+    (answer,) = yield from together([node_call(api.SHOW, node, gid)])
+    if isinstance(answer, AngeliaError) and answer.code == NotMember.code:
+        return  # it has the next key already, so the present one is no member's
+    if not isinstance(answer, Response):
+        raise answer
+    change = new_roster(edition, answer.read(GroupDocument))
+    if change is not None:
+        (answer,) = yield from together([node_call(api.ROSTER, node, gid, body=change)])
+        if not isinstance(answer, Response):
+            raise answer
