@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
@@ -66,7 +67,7 @@ class Creation:
         return None
 
 
-class _Change:
+class _Change(ABC):
     """A change of a group's row by one of its admins."""
 
     alone, messages, size = True, 0, 0
@@ -92,8 +93,9 @@ class _Change:
     def undo(self) -> None:
         self._group.reload()
 
+    @abstractmethod
     def _changed(self, row: LogGroupRow) -> LogGroupRow:
-        raise NotImplementedError
+        """Returns the row as it is to be."""
 
 
 class RosterChange(_Change):
@@ -146,8 +148,8 @@ class Drop(_Change):
         return super().finish()
 
     def _changed(self, row: LogGroupRow) -> LogGroupRow:
-        nobody = GroupRoster(epoch=row.roster.epoch, members=())
-        return msgspec.structs.replace(row, state=GroupState.DROPPED, roster=nobody)
+        without_members = GroupRoster(epoch=row.roster.epoch, members=())
+        return msgspec.structs.replace(row, state=GroupState.DROPPED, roster=without_members)
 
 
 def check_copies(config: GroupConfig, nodes: int) -> None:
