@@ -20,7 +20,8 @@ from server_process import ServerProcess
 from spool_process import SpoolProcess
 
 WRITERS = 4
-RATE = {"log_append_rate": "100000", "log_append_burst": "100000"}
+# After each kill what was signed before is refused, which counts as an attempt that proves nothing.
+RATE = {"log_append_rate": "100000", "log_append_burst": "100000", "limits": "unproven=off"}
 
 
 class Writer:
