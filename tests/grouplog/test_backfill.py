@@ -16,7 +16,7 @@ from angelia.grouplog import store
 from angelia.grouplog.model.frames import Backfill, Hello, Hole
 from angelia.grouplog.model.groups import LogFloor
 from angelia.grouplog.model.ids import MAX_SEQ
-from angelia.grouplog.walk import BackfillWalk, Lacking
+from angelia.grouplog.walk import Lacking, lacking_rows
 from angelia.http.answers import STATUS
 from angelia.stores.rocks import RocksIterator
 from grouplog.open_logs import Id, Log, full, opened
@@ -286,11 +286,7 @@ async def test_a_backfill_costs_two_seeks_a_sender_and_a_step_a_row_however_much
     first, second, third = sorted(log.senders)
     hello = Hello({first: 995, second: 900}, {second: [(903, 950), (960, 1_000)]}, exclude=third)
     iterator: Any = CountedIterator(store.messages(log.rocks, log.group.ordinal))
-    walk = BackfillWalk(iterator, log.group.ordinal, Lacking(hello))
-    found = 0
-    while walk.found:
-        found += 1
-        walk.step()
+    found = len(list(lacking_rows(iterator, log.group.ordinal, Lacking(hello))))
     assert found == 5 + 2 + 9
     assert iterator.seeks <= 2 * 3 + 2
     assert iterator.steps == found

@@ -23,9 +23,8 @@ def test_an_iterator_keeps_to_its_range(tmp_path: Path) -> None:
         assert keys == [bytes((group, number)) for number in range(3)]
         found.seek(bytes((group + 1, 0)))
         assert not found.valid()
-        found.seek_for_prev(bytes((group, 0xFF)))
+        assert found.seek_for_prev(bytes((group, 0xFF)))
         assert found.key() == bytes((group, 2))
-        found.seek_for_prev(bytes((group - 1, 0xFF)))
-        assert not found.valid()
+        assert not found.seek_for_prev(bytes((group - 1, 0xFF)))
         del found
     rocks.close()

@@ -18,7 +18,7 @@ from angelia.grouplog.model import records
 from angelia.grouplog.model.frames import Hello
 from angelia.grouplog.spool import Spool
 from angelia.grouplog.store import ScrubPosition
-from angelia.grouplog.walk import BackfillWalk, Lacking
+from angelia.grouplog.walk import Lacking, lacking_rows
 from angelia.stores.rocks import Rocks, RocksBatch, RocksIterator, check_iterator, reads_at
 
 COMPACT_BYTES = 64 << 20  # deleted from a group, before its keys are compacted
@@ -159,11 +159,8 @@ class EndCount:
 
 def _counted(rocks: Rocks, group: LiveGroup, iterator: RocksIterator) -> int:
     """The bytes of all messages that can be read."""
-    total, walk = 0, BackfillWalk(iterator, group.ordinal, _EVERYTHING, damage=DamagedPart(rocks, group))
-    while walk.found:
-        total += store.ROW_OVERHEAD + (0 if walk.is_lost else len(walk.value()))
-        walk.step()
-    return total
+    rows = lacking_rows(iterator, group.ordinal, _EVERYTHING, damage=DamagedPart(rocks, group))
+    return sum(store.ROW_OVERHEAD + len(record or b"") for _, record in rows)
 
 
 class SaveDamage:
@@ -279,11 +276,9 @@ class Scrub:
         """Notes every message of a group that cannot be read."""
         rocks = self._spool.rocks
         iterator = store.messages(rocks, group.ordinal)
-        walk = BackfillWalk(iterator, group.ordinal, _EVERYTHING, damage=DamagedPart(rocks, group))
-        while walk.found:
-            if walk.is_lost or not records.is_sound(walk.value()):
-                group.note_corrupt(walk.sender, walk.seq)
-            walk.step()
+        for id_, record in lacking_rows(iterator, group.ordinal, _EVERYTHING, damage=DamagedPart(rocks, group)):
+            if record is None or not records.is_sound(record):
+                group.note_corrupt(*store.message_id(id_))
 
 
 class _NoteScrub:

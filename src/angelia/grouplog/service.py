@@ -29,7 +29,6 @@ from angelia.errors import (
 from angelia.grouplog import store
 from angelia.grouplog.append_rate import AppendRate
 from angelia.grouplog.appending import Append, Incoming, incoming
-from angelia.grouplog.damage import DamagedPart
 from angelia.grouplog.deleting import Deletion
 from angelia.grouplog.group_changes import Creation, Drop, NodeChange, RosterChange, check_copies
 from angelia.grouplog.importing import ImportRows
@@ -49,15 +48,15 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     Storage,
 )
-from angelia.grouplog.model.frames import Backfill, End, Held, Hello, Hole, LogMessage, Result, Status, message_head
+from angelia.grouplog.model.frames import Backfill, Held, Hello, LogMessage, Result, Status
 from angelia.grouplog.model.groups import MAX_LEVEL, GroupMember, GroupRoster, NodeList, Vector
 from angelia.grouplog.model.pieces import Completion, Manifest, receipt_bytes, verified_manifest
 from angelia.grouplog.model.placement import SMALLEST_SHAPE, Shape
 from angelia.grouplog.model.records import Kind, Record, level_of
+from angelia.grouplog.paging import page
 from angelia.grouplog.spool import Spool
 from angelia.grouplog.streaming import Stream
 from angelia.grouplog.subscriptions import Begin, LogSubscriber
-from angelia.grouplog.walk import BackfillWalk, Lacking
 
 Sign = Callable[[bytes], bytes]
 _SENDERS_A_TOKEN = 50  # of a watermark: a deletion spends of the rate of appends
@@ -140,37 +139,12 @@ class GroupLog:
     async def backfill(self, group: LiveGroup, wanted: Backfill) -> bytes:
         """Returns a page of what a device lacks: message frames, holes, and an end frame."""
         began = time.perf_counter()
-        page, rows = await self.spool.read(lambda: self._page(group, wanted))
+        body, rows = await self.spool.read(lambda: page(self.spool.rocks, group, wanted))
         self._maintenance.after_damage(group)
         metrics.LOG_BACKFILL_SECONDS.observe(time.perf_counter() - began)
         metrics.LOG_BACKFILL_ROWS.inc(rows)
-        metrics.LOG_BACKFILL_BYTES.inc(len(page))
-        return page
-
-    def _page(self, group: LiveGroup, wanted: Backfill) -> tuple[bytes, int]:
-        iterator = store.messages(self.spool.rocks, group.ordinal)
-        damage = DamagedPart(self.spool.rocks, group)
-        walk = BackfillWalk(iterator, group.ordinal, Lacking(wanted.hello), wanted.cursor, damage)
-        parts: list[bytes] = []
-        rows, size = 0, 0
-        sender, seq = store.message_id(wanted.cursor) if wanted.cursor else (b"", 0)
-        while walk.found and rows < wanted.limit:
-            record = b"" if walk.is_lost else walk.value()
-            length = len(record)
-            if rows and size + length > wanted.max_bytes:
-                break
-            sender, seq = walk.sender, walk.seq
-            if records.is_sound(record):
-                parts.append(message_head(sender, seq, length))
-                parts.append(record)
-            else:
-                group.note_corrupt(sender, seq)
-                parts.append(Hole(sender, seq).encode())
-            rows, size = rows + 1, size + length
-            walk.step()
-        cursor = store.cursor(sender, seq)
-        parts.append(End(walk.found, cursor, group.floors()).encode())
-        return b"".join(parts), rows
+        metrics.LOG_BACKFILL_BYTES.inc(len(body))
+        return body
 
     async def vector(self, group: LiveGroup) -> HeldVector:
         held = await self.spool.read(lambda: dict(store.held(self.spool.rocks, group.ordinal)))

@@ -35,6 +35,7 @@ _SEQ = struct.Struct(">Q")
 _MARK = struct.Struct(">QQ")
 _LAST_ORDINAL, _SCRUB = b"ordinal", b"scrub"
 _GROUP_BYTES = 32
+ID, SENDER = slice(8, 24), slice(8, 16)  # parts of a key of `msg` or `hi`
 
 
 class PendingDeletion(msgspec.Struct, frozen=True):
@@ -68,7 +69,7 @@ def message_id(key: bytes) -> tuple[bytes, int]:
 
 
 def cursor(sender: bytes, seq: int) -> bytes:
-    """Where a page ends: the key of its last message, without the ordinal."""
+    """An id as in its key, without the ordinal: a page ends with that of its last message."""
     return _ID.pack(sender, seq)
 
 
@@ -213,8 +214,7 @@ def highest(rocks: Rocks, ordinal: int, sender: bytes) -> int:
     """The highest seq of a sender that is stored; 0 if there is none."""
     first, last = message_key(ordinal, sender, 0), message_key(ordinal, sender, MAX_SEQ)
     found = rocks.iterator(MSG, first, message_key(ordinal, sender, MAX_SEQ + 1))
-    found.seek_for_prev(last)
-    if not found.valid():
+    if not found.seek_for_prev(last):
         check_iterator(found)
         return 0
     return message_id(found.key())[1]
@@ -225,7 +225,8 @@ def held(rocks: Rocks, ordinal: int) -> Iterator[tuple[bytes, int]]:
     found = messages(rocks, ordinal)
     while found.valid():
         sender, _ = message_id(found.key())
-        found.seek_for_prev(message_key(ordinal, sender, MAX_SEQ))
+        if not found.seek_for_prev(message_key(ordinal, sender, MAX_SEQ)):
+            break
         yield message_id(found.key())
         found.next()
     check_iterator(found)

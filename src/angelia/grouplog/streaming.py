@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Self
 
 from angelia import metrics
@@ -17,7 +17,7 @@ from angelia.grouplog.model.frames import PING, CaughtUp, Failure, Hole, LogMess
 from angelia.grouplog.model.groups import LogFloor
 from angelia.grouplog.model.records import is_sound, level_of
 from angelia.grouplog.subscriptions import LogSubscriber, Renew, Subscriptions
-from angelia.grouplog.walk import BackfillWalk
+from angelia.grouplog.walk import Row, lacking_rows
 from angelia.stores.rocks import Rocks
 
 PING_SECONDS = 20.0
@@ -39,8 +39,9 @@ class Stream:
         self._rocks = rocks
         self._commits = commits
         self._read = read
-        self._walk: BackfillWalk | None = None
+        self._rows: Iterator[Row] | None = None
         self._cursor = b""
+        self._caught_up = False
         self._parts = self._make_parts()
 
     def __aiter__(self) -> Self:
@@ -74,10 +75,6 @@ class Stream:
             self._end_walk()
             self._subscriptions.leave(self._subscriber)
 
-    @property
-    def _caught_up(self) -> bool:
-        return self._walk is not None and not self._walk.found
-
     async def _renew(self) -> None:
         """Goes on with a new iterator, from where the old one stands."""
         if self._cursor:
@@ -86,7 +83,7 @@ class Stream:
 
     def _end_walk(self) -> None:
         # The database cannot close while an iterator lives.
-        self._walk = self._subscriber.iterator = None
+        self._rows = self._subscriber.iterator = None
 
     def _check_member(self) -> None:
         if self._subscriptions.stopping:
@@ -100,20 +97,22 @@ class Stream:
 
     def _backfill_part(self) -> bytes:
         subscriber = self._subscriber
-        if self._walk is None:
+        if self._rows is None:
             assert subscriber.iterator is not None, "a subscription begins with an iterator"
-            self._walk = BackfillWalk(
+            self._rows = lacking_rows(
                 subscriber.iterator,
                 self._group.ordinal,
                 subscriber.wanted,
                 self._cursor,
                 DamagedPart(self._rocks, self._group),
             )
-        walk, part = self._walk, bytearray()
-        while walk.found and len(part) < _PART_BYTES:
-            part += self._lost(walk) if walk.is_lost else self._framed(walk.sender, walk.seq, walk.value())
-            self._cursor = store.cursor(walk.sender, walk.seq)
-            walk.step()
+        part = bytearray()
+        for id_, record in self._rows:
+            part += self._framed(*store.message_id(id_), record)
+            self._cursor = id_
+            if len(part) >= _PART_BYTES:
+                return bytes(part)
+        self._caught_up = True
         return bytes(part)
 
     async def _live_part(self) -> bytes:
@@ -138,20 +137,20 @@ class Stream:
             if isinstance(entry, LogFloor):
                 part += frames.floor_frame(entry)
             elif self._subscriber.wanted.lacks(*entry):
-                try:
-                    record = store.record(self._rocks, self._group.ordinal, *entry)
-                except DamagedRecord:
-                    record = b""
-                part += b"" if record is None else self._framed(*entry, record)
+                part += self._queued(*entry)
         return bytes(part)
 
-    def _lost(self, walk: BackfillWalk) -> bytes:
-        self._group.note_corrupt(walk.sender, walk.seq)
-        return Hole(walk.sender, walk.seq).encode()
+    def _queued(self, sender: bytes, seq: int) -> bytes:
+        """The frame of a message that was stored since: nothing if it is deleted by now."""
+        try:
+            record = store.record(self._rocks, self._group.ordinal, sender, seq)
+        except DamagedRecord:
+            return self._framed(sender, seq, None)
+        return b"" if record is None else self._framed(sender, seq, record)
 
-    def _framed(self, sender: bytes, seq: int, record: bytes) -> bytes:
+    def _framed(self, sender: bytes, seq: int, record: bytes | None) -> bytes:
         """The frame of a stored message: nothing if it is superseded by now, a hole if it is damaged."""
-        if not is_sound(record):
+        if record is None or not is_sound(record):
             self._group.note_corrupt(sender, seq)
             return Hole(sender, seq).encode()
         if self._group.is_superseded(sender, seq, level_of(record)):

@@ -6,12 +6,13 @@ import bisect
 from collections.abc import Iterator
 
 from angelia.errors import DamagedRecord
-from angelia.grouplog.damage import DamagedPart, Found
-from angelia.grouplog.model.frames import Hello
+from angelia.grouplog.damage import DamagedPart
+from angelia.grouplog.model.frames import CURSOR_BYTES, Hello
 from angelia.grouplog.model.ids import MAX_SEQ
-from angelia.grouplog.store import message_id, message_key
+from angelia.grouplog.store import ID, SENDER, cursor, message_id, message_key
 from angelia.stores.rocks import RocksIterator, check_iterator
 
+Row = tuple[bytes, bytes | None]  # a message's id, as in its key, and its record; None for one that cannot be read
 _PAST_LAST = MAX_SEQ + 1
 
 
@@ -47,72 +48,42 @@ class Lacking:
         return self.next_from(sender, seq) == seq
 
 
-class BackfillWalk:
-    """Stands at the next message that a device lacks, in the order of sender and seq."""
+def lacking_rows(
+    iterator: RocksIterator, ordinal: int, wanted: Lacking, after: bytes = b"", damage: DamagedPart | None = None
+) -> Iterator[Row]:
+    """Yields the messages that a device lacks, in the order of sender and seq.
 
-    def __init__(
-        self,
-        iterator: RocksIterator,
-        ordinal: int,
-        wanted: Lacking,
-        after: bytes = b"",
-        damage: DamagedPart | None = None,
-    ) -> None:
-        """`after` is the cursor of the page before: the last key that is done. With `damage` the walk goes on where the
-        disk cannot be read; without it DamagedRecord ends it."""
-        self._iterator = iterator
-        self._ordinal = ordinal
-        self._wanted = wanted
-        self._damage = damage
-        self._hidden: Iterator[Found] | None = None
-        self._record: bytes | None = None
-        self._all_of, self._from = b"", 0  # a sender of which all behind a seq is wanted
-        self.sender, self.seq = bytes(8), 0
-        if after:
-            self.sender, self.seq = message_id(after)
-            self._iterator.seek(message_key(ordinal, self.sender, self.seq + 1))
-        self.found = self._settle()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the message is there, and cannot be read."""
-        return self._hidden is not None and self._record is None
-
-    def value(self) -> bytes:
-        record: bytes = self._iterator.value() if self._record is None else self._record
-        return record
-
-    def step(self) -> None:
-        if self._hidden is None:
-            self._iterator.next()
-        self.found = self._settle()
-
-    def _settle(self) -> bool:
-        """Moves on to a message that is lacking. Returns whether there is one."""
-        while True:
-            if self._hidden is not None:
-                for found in self._hidden:
-                    self.sender, self.seq, self._record = found
-                    if self._wanted.lacks(self.sender, self.seq):
-                        return True
-                self._hidden = self._record = None
-            if not self._iterator.valid():
-                try:
-                    check_iterator(self._iterator)
-                except DamagedRecord:
-                    if self._damage is None:
-                        raise
-                    self._hidden = self._damage.rows(self._iterator, self.sender, self.seq)
+    `after` is the cursor of the page before: the last id that is done. With `damage` the walk goes on where the disk
+    cannot be read; without it DamagedRecord ends it.
+    """
+    key, value, step = iterator.key, iterator.value, iterator.next
+    done = after or bytes(CURSOR_BYTES)
+    all_of = b""  # a sender of which all that follows is lacking: most rows are passed on by this alone
+    if after:
+        sender, seq = message_id(after)
+        iterator.seek(message_key(ordinal, sender, seq + 1))
+    while True:
+        while (found := key()) is not None:
+            if found[SENDER] != all_of:
+                sender, seq = message_id(found)
+                lacked = wanted.next_from(sender, seq)
+                if lacked > seq:
+                    done = cursor(sender, lacked - 1)
+                    iterator.seek(message_key(ordinal, sender, lacked))
                     continue
-                return False
-            sender, self.seq = message_id(self._iterator.key())
-            if sender == self._all_of and self.seq > self._from:
-                return True  # of this sender all is wanted from some seq on: the common case
-            self.sender = sender
-            wanted = self._wanted.next_from(sender, self.seq)
-            if wanted == self.seq:
-                if self._wanted.wants_all_behind(sender):
-                    self._all_of, self._from = sender, self.seq
-                return True
-            self.seq = wanted - 1
-            self._iterator.seek(message_key(self._ordinal, self.sender, wanted))
+                if wanted.wants_all_behind(sender):
+                    all_of = sender
+            done = found[ID]
+            yield done, value()
+            step()
+        try:
+            check_iterator(iterator)
+        except DamagedRecord:
+            if damage is None:
+                raise
+        else:
+            return
+        for sender, seq, record in damage.rows(iterator, *message_id(done)):
+            done = cursor(sender, seq)
+            if wanted.lacks(sender, seq):
+                yield done, record

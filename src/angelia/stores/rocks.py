@@ -68,25 +68,29 @@ class RocksBatch:
 
 
 class RocksIterator:
-    """An iterator that keeps to a range of keys. Of rocksdict 0.3.29 only the upper bound can be used, as long as its
-    options live: `set_iterate_lower_bound` sets the upper one as well, so `valid` looks at the lower bound here."""
+    """An iterator that keeps to a range of keys; its key is None where it has ended.
 
-    __slots__ = ("_is_valid", "_options", "first", "key", "next", "seek", "seek_for_prev", "status", "value")
+    Of rocksdict 0.3.29 only the upper bound can be used, as long as its options live: `set_iterate_lower_bound` sets
+    the upper one as well. Only a seek backward passes the lower bound, so that is where it is looked at.
+    """
+
+    __slots__ = ("_first", "_options", "_seek_for_prev", "key", "next", "seek", "status", "valid", "value")
 
     def __init__(self, iterator: RdictIter, options: ReadOptions, first: bytes) -> None:
         self._options = options
-        self.first = first
-        self._is_valid = iterator.valid
+        self._first = first
+        self._seek_for_prev = iterator.seek_for_prev
+        self.valid = iterator.valid
         self.key = iterator.key
         self.value = iterator.value
         self.next = iterator.next
         self.seek = iterator.seek
-        self.seek_for_prev = iterator.seek_for_prev
         self.status = iterator.status
 
-    def valid(self) -> bool:
-        """Whether it stands at a key of its range."""
-        return self._is_valid() and self.key() >= self.first
+    def seek_for_prev(self, key: bytes) -> bool:
+        """Sets it onto the last key up to this one. Returns whether that is in its range."""
+        self._seek_for_prev(key)
+        return self.valid() and self.key() >= self._first
 
 
 class Rocks:
