@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from angelia.grouplog.model.editions import EditionNode, GroupEdition, new_member
+from angelia.envelope.sealing import EpochKey
+from angelia.grouplog.model.editions import EditionNode, GroupEdition, SignedEdition, new_member
 from angelia.mailbox.mailbox import Mailbox
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
 def node_of(number: int) -> EditionNode:
@@ -17,7 +22,13 @@ def node_of(number: int) -> EditionNode:
 
 
 def first_edition(
-    name: str, boxes: Sequence[Mailbox], nodes: Sequence[EditionNode] = (), *, min_copies: int = 1, depth: int = 2
+    name: str,
+    boxes: Sequence[Mailbox],
+    nodes: Sequence[EditionNode] = (),
+    *,
+    key: EpochKey,
+    min_copies: int = 1,
+    depth: int = 2,
 ) -> GroupEdition:
     """The first edition of a new group, of which the first mailbox is the admin."""
     group = secrets.token_bytes(32)
@@ -36,4 +47,46 @@ def first_edition(
         past=(),
         nodes=tuple(nodes) or (node_of(1),),
         epoch=1,
+        author=1,
+        made_at=1_000,
+        key_id=key.key_id,
     )
+
+
+def share(edition: GroupEdition, key: EpochKey, author: Mailbox, *others: Mailbox) -> None:
+    """All have an edition: its author made it, and the others were sent it."""
+    author.logs.publish(edition, key, NOW)
+    for box in others:
+        assert box.logs.accept(signed(edition, author), key, author.identity.handle, NOW)
+
+
+def signed(edition: GroupEdition, author: Mailbox) -> SignedEdition:
+    return SignedEdition.of(edition, author.logs.sign)
+
+
+def following(
+    before: GroupEdition, author: Mailbox, key: EpochKey, *, made_at: int = 0, **changes: object
+) -> GroupEdition:
+    """The edition that an admin makes of another."""
+    own = before.member(author.identity.handle)
+    assert own is not None
+    wanted: GroupEdition = msgspec.structs.replace(before, **changes)  # type: ignore[arg-type]
+    return wanted.following(before, own.binding, key, made_at)
+
+
+def without(edition: GroupEdition, handle: str, author: Mailbox, key: EpochKey) -> GroupEdition:
+    """The edition in which an admin removes a member."""
+    gone = edition.member(handle)
+    assert gone is not None
+    members = tuple(one for one in edition.members if one is not gone)
+    past = (*edition.past, msgspec.structs.replace(gone, admin=False))
+    return following(edition, author, key, members=members, past=past, epoch=edition.epoch + 1)
+
+
+def with_member(
+    edition: GroupEdition, box: Mailbox, author: Mailbox, key: EpochKey, *, admin: bool = False
+) -> GroupEdition:
+    """The edition in which an admin adds a member."""
+    public = box.identity.pair.public.ed25519
+    new = new_member(edition.group, edition.next_binding, box.identity.handle, public, admin=admin)
+    return following(edition, author, key, members=(*edition.members, new))

@@ -22,7 +22,7 @@ COLUMNS = {
     "outbox": ("replay_key", "body_nonce", "body"),
     "kem_keys": ("key_id", "seed_nonce", "seed"),
     "channel_keys": ("key_id", "secret_nonce", "secret"),
-    "log_keys": ("group_id || '/' || epoch", "secret_nonce", "secret"),
+    "log_keys": ("row_id", "secret_nonce", "secret"),
 }
 
 Send = Callable[..., bytes]
@@ -55,5 +55,6 @@ def fill(box: Mailbox, send: Send) -> EpochKey:
     box.own_keys.make_one_time_keys(3, NOW)
     key = EpochKey.generate()
     box.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
-    box.logs.store(first_edition("team", [box]), EpochKey.generate(), box.identity.handle, NOW)
+    epoch_key = EpochKey.generate()
+    box.logs.publish(first_edition("team", [box], key=epoch_key), epoch_key, NOW)
     return key

@@ -32,7 +32,7 @@ from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_own_snapshots import OwnSnapshots
 from angelia.mailbox.log_replica import MAX_BODY, LogReplica, OwnMessage, OwnSeqUnknown, Taken, opened_replica
 from angelia.mailbox.mailbox import Mailbox
-from log_members import first_edition, node_of
+from log_members import first_edition, following, node_of, share, signed
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 KEY, SECOND = EpochKey.of(b"\x11" * 32), EpochKey.of(b"\x22" * 32)
@@ -88,9 +88,8 @@ def once(bodies: Iterable[bytes]) -> dict[bytes, int]:
 @pytest.fixture
 def edition(alice: Mailbox, bob: Mailbox) -> GroupEdition:
     """A group of Alice and Bob on five nodes; both have its key."""
-    edition = first_edition("team", [alice, bob], NODES, min_copies=2)
-    alice.logs.store(edition, KEY, "alice", NOW)
-    bob.logs.store(edition, KEY, "alice", NOW)
+    edition = first_edition("team", [alice, bob], NODES, key=KEY, min_copies=2)
+    share(edition, KEY, alice, bob)
     log_replica.make_first(alice.logs, edition)
     return edition
 
@@ -271,8 +270,8 @@ def test_a_message_under_another_number_sender_or_level_is_named(alices: LogRepl
 def test_a_message_of_another_group_is_named(
     alice: Mailbox, bob: Mailbox, alices: LogReplica, bobs: LogReplica
 ) -> None:
-    other = first_edition("other", [alice, bob], NODES)
-    alice.logs.store(other, KEY, "alice", NOW)
+    other = first_edition("other", [alice, bob], NODES, key=KEY)
+    share(other, KEY, alice)
     place = GroupPlace(other.group, alices.me.sender, 1, 0)
     sealed = alice.logs.seal(other, place, Update(0, b"elsewhere").encode())
     refused(bobs, LogMessage(alices.me.sender, 1, Record(0, sealed).encode()))
@@ -305,8 +304,7 @@ def test_what_a_removed_member_writes_after_its_removal_is_named_and_not_applied
     assert known == 1
     ann, bob = edition.members
     gone = msgspec.structs.replace(bob, admin=False, until=known)
-    without = msgspec.structs.replace(edition, number=2, members=(ann,), past=(gone,), epoch=2)
-    alice.logs.store(without, SECOND, "alice", NOW)
+    share(following(edition, alice, SECOND, members=(ann,), past=(gone,), epoch=2), SECOND, alice)
     alices.refresh()
     taken = take(alices, before, after)
     assert [(one.node, one.seq) for one in taken.untrue] == [(NODE, 2)]
@@ -342,14 +340,14 @@ def test_a_body_that_is_no_update_and_no_snapshot_is_named(
 def test_a_message_under_a_key_that_has_not_come_waits_for_it(
     alice: Mailbox, bob: Mailbox, alices: LogReplica, bobs: LogReplica, edition: GroupEdition
 ) -> None:
-    second = msgspec.structs.replace(edition, number=2, epoch=2)
-    alice.logs.store(second, SECOND, "alice", NOW)
+    second = following(edition, alice, SECOND, epoch=2)
+    alice.logs.publish(second, SECOND, NOW)
     alices.refresh()
     (message,) = written(alices, b"under the second key")
     taken = take(bobs, message)
     assert (taken.entries, taken.untrue, taken.later) == ([], [], True)
     assert bobs.received.vector == {}
-    bob.logs.accept(second, SECOND, "alice", NOW)
+    bob.logs.accept(signed(second, alice), SECOND, "alice", NOW)
     bobs.refresh()
     assert [entry.body for entry in take(bobs, message).entries] == [b"under the second key"]
 

@@ -14,18 +14,19 @@ from angelia.envelope.group_sealing import GroupPlace
 from angelia.envelope.refusals import NotAllowed, OpenFailed, SignatureFailed
 from angelia.envelope.sealing import EpochKey
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NoGroup, NotMember
-from angelia.grouplog.model.editions import EDITIONS, GroupEdition, encode_mail, new_member
-from angelia.grouplog.model.ids import base58
+from angelia.grouplog.model.editions import EDITIONS, MAX_LINEAGE, GroupEdition, encode_mail, new_member
+from angelia.grouplog.model.ids import MAX_SEQ, base58
 from angelia.mailbox import identity
+from angelia.mailbox.log_history import MOST_HELD, MOST_OF_SENDER
 from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_replica import opened_replica
-from angelia.mailbox.logs import EarlierEpoch, LaterEpoch
+from angelia.mailbox.logs import EarlierEpoch, LaterEpoch, Overtaken
 from angelia.mailbox.mailbox import Mailbox
-from log_members import first_edition
+from log_members import first_edition, following, share, signed, with_member, without
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
-FIRST, SECOND = EpochKey.of(b"\x11" * 32), EpochKey.of(b"\x22" * 32)
+FIRST, SECOND, THIRD = (EpochKey.of(byte * 32) for byte in (b"\x11", b"\x22", b"\x33"))
 Send = Callable[..., bytes]
 
 
@@ -37,78 +38,72 @@ def carol(agent: Callable[[str], Mailbox]) -> Mailbox:
 @pytest.fixture
 def edition(alice: Mailbox, bob: Mailbox) -> GroupEdition:
     """A group of Alice, its admin, and Bob, which no other member has heard of yet."""
-    return first_edition("team", [alice, bob])
+    return first_edition("team", [alice, bob], key=FIRST)
 
 
 @pytest.fixture
 def joined(alice: Mailbox, bob: Mailbox, edition: GroupEdition) -> GroupEdition:
     """The same group; both have the first edition and the key of epoch 1."""
-    alice.logs.store(edition, FIRST, "alice", NOW)
-    assert bob.logs.accept(edition, FIRST, "alice", NOW)
+    share(edition, FIRST, alice, bob)
     return edition
-
-
-def next_of(edition: GroupEdition, **values: object) -> GroupEdition:
-    return msgspec.structs.replace(edition, number=edition.number + 1, **values)
-
-
-def without(edition: GroupEdition, handle: str) -> GroupEdition:
-    gone = edition.member(handle)
-    assert gone is not None
-    members = tuple(one for one in edition.members if one is not gone)
-    return next_of(edition, members=members, past=(*edition.past, gone), epoch=edition.epoch + 1)
-
-
-def with_admin(edition: GroupEdition, box: Mailbox) -> GroupEdition:
-    key = box.identity.pair.public.ed25519
-    new = new_member(edition.group, edition.next_binding, box.identity.handle, key, admin=True)
-    return next_of(edition, members=(*edition.members, new))
 
 
 # Which editions are believed.
 
 
-def test_the_first_edition_is_accepted_from_an_admin_that_it_lists(bob: Mailbox, edition: GroupEdition) -> None:
-    assert bob.logs.accept(edition, FIRST, "alice", NOW)
+def test_the_first_edition_is_accepted_from_an_admin_that_it_lists(
+    alice: Mailbox, bob: Mailbox, edition: GroupEdition
+) -> None:
+    assert bob.logs.accept(signed(edition, alice), FIRST, "alice", NOW)
     assert bob.logs.edition(edition.group) == edition
-    assert bob.logs.key(edition, 1) == FIRST
+    assert bob.logs.key(edition) == FIRST
 
 
 @pytest.mark.parametrize("sender", ["bob", "mallory"])
-def test_the_first_edition_is_refused_from_any_other_agent(bob: Mailbox, edition: GroupEdition, sender: str) -> None:
+def test_the_first_edition_is_refused_from_any_other_agent(
+    alice: Mailbox, bob: Mailbox, edition: GroupEdition, sender: str
+) -> None:
     with pytest.raises(NotAllowed):
-        bob.logs.accept(edition, FIRST, sender, NOW)
+        bob.logs.accept(signed(edition, alice), FIRST, sender, NOW)
+    assert bob.logs.editions() == []
+
+
+def test_the_first_edition_is_refused_if_its_author_did_not_sign_it(bob: Mailbox, edition: GroupEdition) -> None:
+    with pytest.raises(NotAllowed):
+        bob.logs.accept(signed(edition, bob), FIRST, "alice", NOW)
     assert bob.logs.editions() == []
 
 
 def test_a_group_that_does_not_list_this_agent_is_refused(bob: Mailbox, alice: Mailbox) -> None:
     with pytest.raises(NotMember):
-        bob.logs.accept(first_edition("others", [alice]), FIRST, "alice", NOW)
+        bob.logs.accept(signed(first_edition("others", [alice], key=FIRST), alice), FIRST, "alice", NOW)
     assert bob.logs.editions() == []
 
 
-def test_an_edition_that_came_by_mail_is_taken_over(bob: Mailbox, edition: GroupEdition, send: Send) -> None:
-    bob.receive(send(body=encode_mail(edition, FIRST), channel_id=EDITIONS, control=True), now=NOW)
+def test_an_edition_that_came_by_mail_is_taken_over(
+    alice: Mailbox, bob: Mailbox, edition: GroupEdition, send: Send
+) -> None:
+    bob.receive(send(body=encode_mail(signed(edition, alice), FIRST), channel_id=EDITIONS, control=True), now=NOW)
     assert take_editions(bob) == 1
     assert bob.logs.find("team") == edition
     assert take_editions(bob) == 0
 
 
 def test_an_edition_of_an_agent_whose_mail_is_not_allowed_is_not_opened(
-    bob: Mailbox, edition: GroupEdition, send: Send
+    alice: Mailbox, bob: Mailbox, edition: GroupEdition, send: Send
 ) -> None:
     bob.allowlist.deny("alice")
     with pytest.raises(NotAllowed):
-        bob.receive(send(body=encode_mail(edition, FIRST), channel_id=EDITIONS, control=True), now=NOW)
+        bob.receive(send(body=encode_mail(signed(edition, alice), FIRST), channel_id=EDITIONS, control=True), now=NOW)
     assert (take_editions(bob), bob.logs.editions()) == (0, [])
 
 
 def test_a_later_edition_of_an_admin_is_taken_over_also_when_its_other_mail_is_not_allowed(
-    bob: Mailbox, joined: GroupEdition, send: Send
+    alice: Mailbox, bob: Mailbox, joined: GroupEdition, send: Send
 ) -> None:
     bob.allowlist.deny("alice")
-    later = next_of(joined, name="renamed")
-    bob.receive(send(body=encode_mail(later, FIRST), channel_id=EDITIONS, control=True), now=NOW)
+    later = following(joined, alice, FIRST, name="renamed")
+    bob.receive(send(body=encode_mail(signed(later, alice), FIRST), channel_id=EDITIONS, control=True), now=NOW)
     assert take_editions(bob) == 1
     assert bob.logs.find("renamed") == later
 
@@ -117,7 +112,7 @@ def test_an_admin_whose_mail_is_not_allowed_brings_no_other_group_and_no_other_m
     alice: Mailbox, bob: Mailbox, joined: GroupEdition, send: Send
 ) -> None:
     bob.allowlist.deny("alice")
-    other = encode_mail(first_edition("other", [alice, bob]), SECOND)
+    other = encode_mail(signed(first_edition("other", [alice, bob], key=SECOND), alice), SECOND)
     for body in (other, other[:1]):
         with pytest.raises(NotAllowed):
             bob.receive(send(body=body, channel_id=EDITIONS, control=True), now=NOW)
@@ -126,96 +121,105 @@ def test_an_admin_whose_mail_is_not_allowed_brings_no_other_group_and_no_other_m
     assert (take_editions(bob), bob.logs.editions()) == (0, [joined])
 
 
-def test_a_later_edition_replaces_the_one_before(bob: Mailbox, joined: GroupEdition) -> None:
-    later = next_of(joined, epoch=2)
-    assert bob.logs.accept(later, SECOND, "alice", LATER)
+def test_a_later_edition_replaces_the_one_before(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    later = following(joined, alice, SECOND, epoch=2)
+    assert bob.logs.accept(signed(later, alice), SECOND, "alice", LATER)
     assert bob.logs.edition(joined.group) == later
-    assert (bob.logs.key(later, 1), bob.logs.key(later, 2)) == (FIRST, SECOND)
+    assert (bob.logs.keys(later, 1), bob.logs.keys(later, 2)) == ([FIRST], [SECOND])
 
 
-@pytest.mark.parametrize("sender", ["bob", "mallory"])
-def test_a_later_edition_is_refused_from_an_agent_that_is_no_admin(
-    bob: Mailbox, joined: GroupEdition, sender: str
-) -> None:
-    taken = next_of(joined, members=tuple(msgspec.structs.replace(one, admin=True) for one in joined.members))
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(taken, SECOND, sender, LATER)
+def test_a_later_edition_is_refused_if_no_admin_signed_it(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    admins = tuple(msgspec.structs.replace(one, admin=True) for one in joined.members)
+    for author, signer in ((bob, bob), (alice, bob), (bob, alice)):
+        taken = following(joined, author, SECOND, members=admins, epoch=2)
+        with pytest.raises(NotAllowed):
+            bob.logs.accept(signed(taken, signer), SECOND, "alice", LATER)
     assert bob.logs.edition(joined.group) == joined
+
+
+def test_an_edition_may_be_handed_on_by_any_agent(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    later = following(joined, alice, FIRST, name="renamed")
+    assert bob.logs.accept(signed(later, alice), FIRST, "carol", LATER)
 
 
 def test_an_agent_that_an_edition_makes_admin_is_believed_from_the_next_one_on(
-    bob: Mailbox, carol: Mailbox, joined: GroupEdition
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition
 ) -> None:
-    with_carol = with_admin(joined, carol)
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(with_carol, FIRST, "carol", LATER)
-    assert bob.logs.accept(with_carol, FIRST, "alice", LATER)
-    assert bob.logs.accept(next_of(with_carol), FIRST, "carol", LATER)
-
-
-def test_an_admin_that_was_removed_is_believed_no_more(bob: Mailbox, carol: Mailbox, joined: GroupEdition) -> None:
-    with_carol = with_admin(joined, carol)
-    bob.logs.accept(with_carol, FIRST, "alice", NOW)
-    gone = without(with_carol, "alice")
-    assert bob.logs.accept(gone, SECOND, "carol", LATER)
-    back = next_of(gone, members=with_carol.members, past=())
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(back, FIRST, "alice", LATER)
-    assert bob.logs.edition(joined.group) == gone
-
-
-def test_an_older_edition_changes_nothing(bob: Mailbox, joined: GroupEdition) -> None:
-    later = next_of(joined, name="renamed")
-    assert bob.logs.accept(later, FIRST, "alice", NOW)
-    assert not bob.logs.accept(joined, FIRST, "alice", LATER)
-    assert not bob.logs.accept(later, FIRST, "alice", LATER)
-    assert not bob.logs.accept(msgspec.structs.replace(later, name="another"), FIRST, "alice", LATER)
+    with_carol = with_member(joined, carol, alice, FIRST, admin=True)
+    later = following(with_carol, carol, FIRST, name="renamed")
+    assert not bob.logs.accept(signed(later, carol), FIRST, "carol", NOW)  # what leads to it has not come
+    assert bob.logs.edition(joined.group) == joined
+    assert bob.logs.accept(signed(with_carol, alice), FIRST, "alice", LATER)
     assert bob.logs.edition(joined.group) == later
 
 
-def test_an_older_edition_that_comes_late_still_brings_its_key(bob: Mailbox, joined: GroupEdition) -> None:
-    second = next_of(joined, epoch=2)
-    third = next_of(second, epoch=3)
-    bob.logs.accept(third, EpochKey.of(b"\x33" * 32), "alice", NOW)
+def test_editions_that_were_missed_keep_no_later_one_from_being_believed(
+    alice: Mailbox, bob: Mailbox, joined: GroupEdition
+) -> None:
+    later = joined
+    for number in range(MAX_LINEAGE):
+        later = following(later, alice, FIRST, name=f"name{number}")
+    assert bob.logs.accept(signed(later, alice), FIRST, "alice", LATER)
+    assert bob.logs.edition(joined.group) == later
+
+
+def test_a_number_far_ahead_is_not_believed_without_what_leads_to_it(
+    alice: Mailbox, bob: Mailbox, joined: GroupEdition
+) -> None:
+    later = following(joined, alice, FIRST)
+    far = msgspec.structs.replace(later, number=MAX_SEQ)
+    with pytest.raises(NotAllowed):
+        bob.logs.accept(signed(far, alice), FIRST, "alice", NOW)
+    unknown = msgspec.structs.replace(far, lineage=(bytes(32),))
+    assert not bob.logs.accept(signed(unknown, alice), FIRST, "alice", NOW)
+    assert bob.logs.accept(signed(later, alice), FIRST, "alice", LATER)
+
+
+def test_an_older_edition_changes_nothing(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    later = following(joined, alice, FIRST, name="renamed", made_at=3_000)
+    assert bob.logs.accept(signed(later, alice), FIRST, "alice", NOW)
+    another = following(joined, alice, FIRST, name="another", made_at=2_000)
+    for old in (joined, later, another):
+        assert not bob.logs.accept(signed(old, alice), FIRST, "alice", LATER)
+    assert bob.logs.edition(joined.group) == later
+
+
+def test_an_older_edition_that_comes_late_still_brings_its_key(
+    alice: Mailbox, bob: Mailbox, joined: GroupEdition
+) -> None:
+    second = following(joined, alice, SECOND, epoch=2)
+    third = following(second, alice, THIRD, epoch=3)
+    bob.logs.accept(signed(third, alice), THIRD, "alice", NOW)
     with pytest.raises(EarlierEpoch):
-        bob.logs.key(third, 2)
-    assert not bob.logs.accept(second, SECOND, "alice", LATER)
-    assert bob.logs.key(third, 2) == SECOND
+        bob.logs.keys(third, 2)
+    assert not bob.logs.accept(signed(second, alice), SECOND, "alice", LATER)
+    assert bob.logs.keys(third, 2) == [SECOND]
     assert bob.logs.edition(joined.group) == third
 
 
-def test_an_edition_that_goes_back_to_an_earlier_key_is_refused(bob: Mailbox, joined: GroupEdition) -> None:
-    second = next_of(joined, epoch=2)
-    bob.logs.accept(second, SECOND, "alice", NOW)
-    with pytest.raises(Conflict):
-        bob.logs.accept(next_of(second, epoch=1), FIRST, "alice", LATER)
-    assert bob.logs.edition(joined.group) == second
-
-
-def test_the_configuration_of_a_group_never_changes(bob: Mailbox, joined: GroupEdition) -> None:
-    for change in ({"depth": 3}, {"quota_bytes": 2 << 30}):
-        with pytest.raises(Conflict):
-            bob.logs.accept(next_of(joined, **change), FIRST, "alice", LATER)
-    assert bob.logs.edition(joined.group) == joined
-
-
-def test_a_key_that_is_here_is_not_replaced_by_another_of_the_same_epoch(bob: Mailbox, joined: GroupEdition) -> None:
-    bob.logs.accept(next_of(joined), SECOND, "alice", LATER)
-    assert bob.logs.key(joined, 1) == FIRST
+def test_an_edition_that_takes_back_key_or_configuration_is_refused(
+    alice: Mailbox, bob: Mailbox, joined: GroupEdition
+) -> None:
+    second = following(joined, alice, SECOND, epoch=2)
+    bob.logs.accept(signed(second, alice), SECOND, "alice", NOW)
+    for key, change in ((FIRST, {"epoch": 1}), (THIRD, {}), (SECOND, {"depth": 3}), (SECOND, {"quota_bytes": 2 << 30})):
+        with pytest.raises(NotAllowed):
+            bob.logs.accept(signed(following(second, alice, key, **change), alice), key, "alice", LATER)
+    assert (bob.logs.edition(joined.group), bob.logs.key(second)) == (second, SECOND)
 
 
 def test_an_edition_that_contradicts_itself_is_not_stored(alice: Mailbox, edition: GroupEdition) -> None:
     (first, second) = edition.members
     broken = msgspec.structs.replace(edition, members=(first, msgspec.structs.replace(second, sender=b"borrowed")))
     with pytest.raises(InvalidArgument):
-        alice.logs.store(broken, FIRST, "alice", NOW)
+        alice.logs.publish(broken, FIRST, NOW)
     assert alice.logs.editions() == []
 
 
 def test_mail_that_brings_no_edition_is_dropped_and_holds_up_no_other(
-    bob: Mailbox, edition: GroupEdition, send: Send
+    alice: Mailbox, bob: Mailbox, edition: GroupEdition, send: Send
 ) -> None:
-    good = encode_mail(edition, FIRST)
+    good = encode_mail(signed(edition, alice), FIRST)
     for body in (good[:1] + b"\xc1" * 400, good[:-1], good):
         bob.receive(send(body=body, channel_id=EDITIONS, control=True), now=NOW)
     assert take_editions(bob) == 1
@@ -223,12 +227,168 @@ def test_mail_that_brings_no_edition_is_dropped_and_holds_up_no_other(
     assert take_editions(bob) == 0
 
 
+def test_what_is_kept_of_editions_is_bounded_and_no_sender_pushes_out_what_others_sent(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition
+) -> None:
+    with_carol = with_member(joined, carol, alice, FIRST, admin=True)
+    early = following(with_carol, carol, FIRST, name="early")
+    bob.logs.accept(signed(early, carol), FIRST, "carol", NOW)
+    for number in range(3 * MOST_OF_SENDER):
+        key = EpochKey.generate()
+        false = following(with_carol, carol, key, name=f"false{number}", epoch=2)
+        bob.logs.accept(signed(false, bob), key, "mallory", LATER + timedelta(seconds=number))
+    with bob.database.transaction() as tx:
+        kept = tx.execute("SELECT count(*) FROM log_editions").fetchone()[0]
+        keys = tx.execute("SELECT count(*) FROM log_keys").fetchone()[0]
+    assert (kept, keys) == (2 + MOST_OF_SENDER, 1 + MOST_OF_SENDER)
+    later = with_carol
+    assert bob.logs.accept(signed(with_carol, alice), FIRST, "alice", LATER)
+    assert bob.logs.edition(joined.group) == early
+    later = early
+    for number in range(2 * MOST_HELD):
+        later = following(later, carol, FIRST, name=f"name{number}")
+        assert bob.logs.accept(signed(later, carol), FIRST, "carol", LATER)
+    with bob.database.transaction() as tx:
+        assert tx.execute("SELECT count(*) FROM log_editions").fetchone()[0] <= MOST_HELD + MOST_OF_SENDER
+
+
+# Two admins at once, and admins that were removed.
+
+
+@pytest.fixture
+def three(alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition) -> GroupEdition:
+    """Alice, Bob and Carol have the second edition; Alice and Carol are admins, and Alice has been one for longer."""
+    second = with_member(joined, carol, alice, FIRST, admin=True)
+    share(second, FIRST, alice, bob, carol)
+    return second
+
+
+def test_a_removed_admin_is_not_believed_by_those_that_read_the_removal_later(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    removal = without(three, "carol", alice, SECOND)
+    taken = following(three, carol, THIRD, epoch=2, made_at=9_000_000)
+    later = following(taken, carol, THIRD, name="hers")
+    for edition in (taken, later):  # nothing shows yet that she was removed
+        assert bob.logs.accept(signed(edition, carol), THIRD, "carol", NOW)
+    assert bob.logs.accept(signed(removal, alice), SECOND, "alice", LATER)
+    assert (bob.logs.edition(three.group), bob.logs.key(removal)) == (removal, SECOND)
+    again = following(later, carol, THIRD, name="again")
+    assert not bob.logs.accept(signed(again, carol), THIRD, "carol", LATER)
+    assert bob.logs.edition(three.group) == removal
+
+
+def test_an_admin_that_was_removed_is_believed_no_more(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    gone = without(three, "alice", carol, SECOND)
+    assert bob.logs.accept(signed(gone, carol), SECOND, "carol", LATER)
+    ann = three.members[0]
+    back = msgspec.structs.replace(gone, members=three.members, past=()).following(gone, ann.binding, SECOND, 0)
+    with pytest.raises(NotAllowed):
+        bob.logs.accept(signed(back, alice), SECOND, "alice", LATER)
+    unaware = following(three, alice, FIRST, name="renamed")
+    assert not bob.logs.accept(signed(unaware, alice), FIRST, "alice", LATER)
+    assert bob.logs.edition(three.group) == gone
+
+
+def test_of_two_admins_that_remove_each_other_the_older_member_stays(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    hers, theirs = without(three, "alice", carol, SECOND), without(three, "carol", alice, THIRD)
+    assert bob.logs.accept(signed(hers, carol), SECOND, "carol", NOW)
+    assert bob.logs.accept(signed(theirs, alice), THIRD, "alice", LATER)
+    assert bob.logs.edition(three.group) == theirs
+
+
+def test_messages_under_the_key_of_an_edition_that_does_not_hold_are_opened(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    hers = following(three, carol, SECOND, name="hers", epoch=2)
+    theirs = following(three, alice, THIRD, name="theirs", epoch=2)
+    carol.logs.publish(hers, SECOND, NOW)
+    place = GroupPlace(three.group, carol.logs.me(hers).sender, 1, 0)
+    sealed = carol.logs.seal(hers, place, b"before she heard of theirs")
+    assert bob.logs.accept(signed(theirs, alice), THIRD, "alice", NOW)
+    with pytest.raises(OpenFailed):
+        bob.logs.unseal(theirs, place, sealed)
+    assert not bob.logs.accept(signed(hers, carol), SECOND, "carol", LATER)
+    assert bob.logs.unseal(theirs, place, sealed) == b"before she heard of theirs"
+    assert bob.logs.key(theirs) == THIRD
+
+
+def test_what_the_younger_admin_changed_at_the_same_time_is_changed_again(
+    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    dave, erin = agent("dave"), agent("erin")
+    hers, theirs = with_member(three, dave, carol, FIRST), with_member(three, erin, alice, FIRST)
+    carol.logs.publish(hers, FIRST, NOW)
+    removal = without(hers, "bob", carol, SECOND)
+    carol.logs.publish(removal, SECOND, NOW)
+    carol.logs.settle_at(three.group, None)
+    assert carol.logs.accept(signed(theirs, alice), FIRST, "alice", LATER)
+    both = carol.logs.find("team")
+    assert [one.handle for one in both.members] == ["alice", "carol", "erin", "dave"]
+    assert [one.handle for one in both.past] == ["bob"]
+    assert both.lineage[0] == theirs.digest
+    assert both.epoch == three.epoch + 1
+    assert carol.logs.key(both) not in (FIRST, SECOND)
+    assert len({one.binding for one in both.members}) == 4
+    assert sorted(carol.logs.untold(three.group)) == ["alice", "dave", "erin"]
+    assert carol.logs.unsettled(LATER) == [base58(three.group)]
+    assert "made again" in carol.notices.take()[-1].text
+    alice.logs.publish(theirs, FIRST, NOW)
+    assert not alice.logs.accept(signed(hers, carol), FIRST, "carol", LATER)
+    assert alice.logs.accept(carol.logs.signed(both), carol.logs.key(both), "carol", LATER)
+    assert alice.logs.find("team") == both
+
+
+def test_a_change_that_the_other_admin_made_too_is_not_made_again(
+    alice: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    hers, theirs = without(three, "bob", carol, SECOND), without(three, "bob", alice, THIRD)
+    carol.logs.publish(hers, SECOND, NOW)
+    assert carol.logs.accept(signed(theirs, alice), THIRD, "alice", LATER)
+    assert carol.logs.find("team") == theirs
+
+
+def test_an_admin_whose_change_does_not_hold_because_it_was_removed_changes_nothing_more(
+    agent: Callable[[str], Mailbox], alice: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    hers, removal = with_member(three, agent("dave"), carol, FIRST), without(three, "carol", alice, SECOND)
+    carol.logs.publish(hers, FIRST, NOW)
+    assert carol.logs.accept(signed(removal, alice), SECOND, "alice", LATER)
+    assert carol.logs.find("team") == removal
+
+
+def test_an_edition_that_another_process_overtook_is_not_published(alice: Mailbox, joined: GroupEdition) -> None:
+    first, second = (following(joined, alice, FIRST, name=name) for name in ("first", "second"))
+    alice.logs.publish(first, FIRST, NOW)
+    with pytest.raises(Overtaken):
+        alice.logs.publish(second, FIRST, NOW)
+    assert alice.logs.find("first") == first
+
+
+def test_each_member_is_to_be_told_of_an_edition_once(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    assert alice.logs.untold(three.group) == ["bob", "carol"]
+    alice.logs.note_told(three, ["bob"])
+    assert alice.logs.untold(three.group) == ["carol"]
+    later = following(three, alice, FIRST, name="renamed")
+    alice.logs.publish(later, FIRST, NOW)
+    alice.logs.note_told(three, ["carol"])  # of the one before
+    assert alice.logs.untold(three.group) == ["bob", "carol"]
+    assert carol.logs.accept(signed(later, alice), FIRST, "alice", LATER)
+    assert (carol.logs.untold(three.group), bob.logs.unsettled(LATER)) == ([], [])
+
+
 # Keys.
 
 
 def test_a_removed_member_has_no_key_of_what_follows(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
-    gone = without(joined, "bob")
-    alice.logs.store(gone, SECOND, "alice", LATER)
+    gone = without(joined, "bob", alice, SECOND)
+    alice.logs.publish(gone, SECOND, LATER)
     me = alice.logs.me(gone)
     place = GroupPlace(gone.group, me.sender, 1, 0)
     sealed = alice.logs.seal(gone, place, b"for those who are left")
@@ -241,13 +401,13 @@ def test_a_removed_member_has_no_key_of_what_follows(alice: Mailbox, bob: Mailbo
 def test_a_new_member_is_told_that_what_came_before_is_in_a_snapshot(
     alice: Mailbox, bob: Mailbox, edition: GroupEdition
 ) -> None:
-    alone = first_edition("team", [alice])
-    alice.logs.store(alone, FIRST, "alice", NOW)
+    alone = first_edition("team", [alice], key=FIRST)
+    alice.logs.publish(alone, FIRST, NOW)
     place = GroupPlace(alone.group, alice.logs.me(alone).sender, 1, 0)
     sealed = alice.logs.seal(alone, place, b"before Bob came")
     new = new_member(alone.group, 2, "bob", bob.identity.pair.public.ed25519, admin=False)
-    second = next_of(alone, members=(*alone.members, new), epoch=2)
-    bob.logs.accept(second, SECOND, "alice", NOW)
+    second = following(alone, alice, SECOND, members=(*alone.members, new), epoch=2)
+    bob.logs.accept(signed(second, alice), SECOND, "alice", NOW)
     with pytest.raises(EarlierEpoch) as refused:
         bob.logs.unseal(second, place, sealed)
     assert "snapshot" in str(refused.value.hint)
@@ -270,19 +430,19 @@ def test_members_open_what_a_member_sealed_and_no_member_poses_as_another(
 def test_what_a_past_member_wrote_still_opens(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
     place = GroupPlace(joined.group, bob.logs.me(joined).sender, 1, 0)
     sealed = bob.logs.seal(joined, place, b"when I was a member")
-    gone = without(joined, "bob")
-    alice.logs.store(gone, SECOND, "alice", LATER)
+    gone = without(joined, "bob", alice, SECOND)
+    alice.logs.publish(gone, SECOND, LATER)
     assert alice.logs.unseal(gone, place, sealed) == b"when I was a member"
 
 
-def test_keys_are_nowhere_in_clear_on_the_disk(
-    home: Path, alice: Mailbox, bob: Mailbox, edition: GroupEdition, send: Send
-) -> None:
+def test_keys_are_nowhere_in_clear_on_the_disk(home: Path, alice: Mailbox, bob: Mailbox, send: Send) -> None:
     secret = b"sixteen and then sixteen others!"
-    bob.receive(send(body=encode_mail(edition, EpochKey.of(secret)), channel_id=EDITIONS, control=True), now=NOW)
+    edition = first_edition("team", [alice, bob], key=EpochKey.of(secret))
+    body = encode_mail(signed(edition, alice), EpochKey.of(secret))
+    bob.receive(send(body=body, channel_id=EDITIONS, control=True), now=NOW)
     take_editions(bob)
     replica = opened_replica(bob.logs, edition, Journal())
-    assert bob.logs.key(edition, 1).secret == secret
+    assert bob.logs.key(edition).secret == secret
     files = [path for path in home.rglob("*") if path.is_file()]
     assert any(path.suffix == ".db" for path in files)
     for path in files:
@@ -292,14 +452,14 @@ def test_keys_are_nowhere_in_clear_on_the_disk(
     replica.database.close()
 
 
-def test_a_key_opens_only_in_the_row_that_it_was_sealed_for(bob: Mailbox, joined: GroupEdition) -> None:
-    bob.logs.accept(next_of(joined, epoch=2), SECOND, "alice", LATER)
+def test_a_key_opens_only_in_the_row_that_it_was_sealed_for(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    bob.logs.accept(signed(following(joined, alice, SECOND, epoch=2), alice), SECOND, "alice", LATER)
     with bob.database.transaction() as tx:
         tx.execute("UPDATE log_keys SET (secret_nonce, secret) = (SELECT secret_nonce, secret FROM log_keys LIMIT 1)")
     opened = 0
     for epoch in (1, 2):
         try:
-            bob.logs.key(bob.logs.find("team"), epoch)
+            bob.logs.keys(bob.logs.find("team"), epoch)
         except AngeliaError:
             continue
         opened += 1
@@ -313,7 +473,7 @@ def test_editions_and_keys_are_there_after_a_restart(home: Path, bob: Mailbox, j
     bob.close()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), LATER) as again:
         assert again.logs.editions() == [joined]
-        assert again.logs.key(joined, 1) == FIRST
+        assert again.logs.key(joined) == FIRST
 
 
 def test_a_group_is_found_by_its_name_or_the_beginning_of_its_id(alice: Mailbox, joined: GroupEdition) -> None:
@@ -325,9 +485,9 @@ def test_a_group_is_found_by_its_name_or_the_beginning_of_its_id(alice: Mailbox,
 
 
 def test_two_groups_of_one_name_are_told_apart_by_their_ids(alice: Mailbox, bob: Mailbox) -> None:
-    both = [first_edition("team", [alice]) for _ in range(2)]
+    both = [first_edition("team", [alice], key=FIRST) for _ in range(2)]
     for one in both:
-        alice.logs.store(one, FIRST, "alice", NOW)
+        alice.logs.publish(one, FIRST, NOW)
     with pytest.raises(Conflict) as refused:
         alice.logs.find("team")
     for one in both:
@@ -336,20 +496,21 @@ def test_two_groups_of_one_name_are_told_apart_by_their_ids(alice: Mailbox, bob:
 
 
 def test_nothing_of_a_group_is_left_once_it_is_forgotten(home: Path, alice: Mailbox, joined: GroupEdition) -> None:
-    other = first_edition("other", [alice])
-    alice.logs.store(other, SECOND, "alice", NOW)
+    other = first_edition("other", [alice], key=SECOND)
+    alice.logs.publish(other, SECOND, NOW)
     for one in (joined, other):
         opened_replica(alice.logs, one, Journal()).database.close()
     alice.logs.forget(joined.group)
     assert alice.logs.editions() == [other]
     with pytest.raises(EarlierEpoch):
-        alice.logs.key(joined, 1)
-    assert alice.logs.key(other, 1) == SECOND
+        alice.logs.keys(joined, 1)
+    assert alice.logs.key(other) == SECOND
     left = {path.name.partition(".")[0] for path in home.rglob("*.db*") if path.parent.name == "logs"}
     assert left == {base58(other.group)}
 
 
-def test_a_group_that_was_forgotten_can_be_joined_again(bob: Mailbox, joined: GroupEdition) -> None:
+def test_a_group_that_was_forgotten_can_be_joined_again(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
     bob.logs.forget(joined.group)
-    assert bob.logs.accept(next_of(joined, epoch=2), SECOND, "alice", LATER)
-    assert bob.logs.key(joined, 2) == SECOND
+    later = following(joined, alice, SECOND, epoch=2)
+    assert bob.logs.accept(signed(later, alice), SECOND, "alice", LATER)
+    assert bob.logs.key(later) == SECOND

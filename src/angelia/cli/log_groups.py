@@ -94,8 +94,11 @@ def list_(session: CommandContext) -> None:
 @click.option("--add", "added", multiple=True, metavar="AGENT", help="a new member; repeatable")
 @click.option("--admin", is_flag=True, help="those of --add may change the group too")
 @click.option("--remove", "removed", multiple=True, metavar="AGENT", help="reads nothing new from then on; repeatable")
-def members(session: CommandContext, name: str, added: tuple[str, ...], admin: bool, removed: tuple[str, ...]) -> None:
-    """Show the members, or change them; by an admin. What missed a change is told again.
+@click.option("--refresh", is_flag=True, help="look up members' new keys, and send the group to all of them again")
+def members(
+    session: CommandContext, name: str, added: tuple[str, ...], admin: bool, removed: tuple[str, ...], refresh: bool
+) -> None:
+    """Show the members, or change them; by an admin.
 
     A new member reads what was written before from a snapshot, which is taken for it."""
     logs = all_logs(session)
@@ -116,9 +119,8 @@ def members(session: CommandContext, name: str, added: tuple[str, ...], admin: b
         _take_first_snapshot(session, logs, name)
     if added or removed:
         return
-    me = edition.member(session.mailbox.identity.handle)
-    if me is not None and me.admin:
-        settled = logs.settle(name)
+    if refresh:
+        settled = logs.settle(name, again=True)
         say_settled(session, settled)
         edition = settled.edition
     if session.shared.json:

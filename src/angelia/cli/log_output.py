@@ -79,7 +79,8 @@ def say_settled(session: CommandContext, settled: Settled) -> None:
     for handle, error in settled.untold.items():
         session.out.note(f"warning: {handle} was not told: {error.message} ({error.code})")
     if settled.behind or settled.untold:
-        session.out.note(f"hint: `angelia log members {settled.edition.name}` tries again")
+        again = f"`angelia log members {settled.edition.name} --refresh` tries at once"
+        session.out.note(f"hint: it is tried again by itself from ten minutes on; {again}")
 
 
 def say_failures(

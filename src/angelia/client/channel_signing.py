@@ -30,7 +30,7 @@ def with_rosters(
     @functools.wraps(verb)
     def exchange(mailbox: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         done = yield from verb(mailbox, *args, **kwargs)
-        yield from _tell_logs(mailbox)
+        yield from _settle_logs(mailbox)
         if (yield from _resign_rosters(mailbox)) and warning is not None:
             mailbox.notices.tell(NoticeKind.WARNING, warning)
         return done
@@ -48,18 +48,18 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     """Keeps the agent's own keys fresh while it is in use, and its rosters signed by them. For what cannot be done now
     there is a notice, and it is done later."""
     yield from own_key_renewal.tend_keys(mailbox)
-    yield from _tell_logs(mailbox)
+    yield from _settle_logs(mailbox)
     if not mailbox.own_keys.is_backing_off(clock.now()):
         yield from _resign_rosters(mailbox)
 
 
-def _tell_logs(mailbox: Mailbox) -> Exchange[None]:
-    """Tells the members of group logs of a new signing key, if there is one that they have not heard of."""
-    if mailbox.logs.untold():
-        from angelia.client.log_key_rotation import tell_new_key
+def _settle_logs(mailbox: Mailbox) -> Exchange[None]:
+    """Brings nodes and members of group logs to what this agent changed, such as its signing key, if some are not."""
+    if mailbox.logs.unsettled(clock.now()):
+        from angelia.client.log_membership import settle_open
 
-        with contextlib.suppress(AngeliaError, OSError):  # it is told the next time
-            yield from tell_new_key(mailbox)
+        with contextlib.suppress(AngeliaError, OSError):  # it is done the next time
+            yield from settle_open(mailbox)
 
 
 def _resign_rosters(mailbox: Mailbox) -> Exchange[int]:

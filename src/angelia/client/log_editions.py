@@ -13,11 +13,12 @@ from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.sealing import Control
-from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotMember, RateLimited, Unavailable
+from angelia.errors import AngeliaError, InvalidArgument, NotMember, RateLimited, Unavailable
 from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail, encode_mail
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.mailbox import Mailbox
 
+_AT_ONCE = 100  # members; each mail may have a mebibyte
 _SERVER_ERRORS = (Unreachable, Unavailable, BadAnswer, RateLimited)
 
 
@@ -42,21 +43,28 @@ def take_editions(mailbox: Mailbox) -> int:
         for control in controls:
             last = control.message
             # One that is not believed is dropped; what fails for another reason is tried again.
-            with contextlib.suppress(NotAllowed, InvalidArgument, NotMember, Conflict):
-                edition, key = decode_mail(control.body)
-                new += mailbox.logs.accept(edition, key, last.sender, clock.now())
+            with contextlib.suppress(NotAllowed, InvalidArgument, NotMember):
+                signed, key = decode_mail(control.body)
+                new += mailbox.logs.accept(signed, key, last.sender, clock.now())
             mailbox.inbox.mark_handled(last.replay_key)
     return new
 
 
-def tell(mailbox: Mailbox, edition: GroupEdition, handles: Iterable[str]) -> Exchange[EditionMail]:
-    """Sends an edition with the key of its epoch to members."""
-    body, told = encode_mail(edition, mailbox.logs.key(edition, edition.epoch)), EditionMail([], {})
+def tell(mailbox: Mailbox, edition: GroupEdition) -> Exchange[EditionMail]:
+    """Sends the newest edition with the key of its epoch to the members that have not been sent it."""
+    body = encode_mail(mailbox.logs.signed(edition), mailbox.logs.key(edition))
+    told, left = EditionMail([], {}), mailbox.logs.untold(edition.group)
+    while left:
+        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        yield from _tell(mailbox, body, some, told)
+        mailbox.logs.note_told(edition, told.sent)
+    return told
+
+
+def _tell(mailbox: Mailbox, body: bytes, handles: Iterable[str], told: EditionMail) -> Exchange[None]:
     options: SendOptions = {"channel_id": EDITIONS, "control": True, "ttl_seconds": mailbox.channels.ttl}
     drafts = list[Draft]()
     for handle in handles:
-        if handle == mailbox.identity.handle:
-            continue
         try:
             known, _ = yield from peer_keys.find_keys(mailbox, handle)
         except _SERVER_ERRORS:
@@ -65,12 +73,12 @@ def tell(mailbox: Mailbox, edition: GroupEdition, handles: Iterable[str]) -> Exc
             told.failed[handle] = error
         else:
             drafts.append(Draft(recipient=known.bundle, body=body, options=options))
-    if drafts:
-        envelopes = mailbox.outbox.seal_many(drafts, clock.now())
-        refusals = yield from send_sealed(mailbox, envelopes)
-        for draft, refusal in zip(drafts, refusals, strict=True):
-            if refusal is None:
-                told.sent.append(draft.recipient.agent_nhi)
-            else:
-                told.failed[draft.recipient.agent_nhi] = refusal
-    return told
+    if not drafts:
+        return
+    envelopes = mailbox.outbox.seal_many(drafts, clock.now())
+    refusals = yield from send_sealed(mailbox, envelopes)
+    for draft, refusal in zip(drafts, refusals, strict=True):
+        if refusal is None:
+            told.sent.append(draft.recipient.agent_nhi)
+        else:
+            told.failed[draft.recipient.agent_nhi] = refusal

@@ -1,22 +1,20 @@
 """The signing key of an admin of group logs is replaced: nodes hear of the next key while the present one still signs.
 
-Afterwards no admin may be left whose key a node knows. Other members hear of it by mail; the key of a member that is
-no admin is brought up to date by an admin, with `settle`.
+Afterwards no admin may be left whose key a node knows. Other members hear of it by mail, as of any edition; the key of
+a member that is no admin is brought up to date by an admin, with `settle`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from angelia.client import clock
 from angelia.client.exchange import Exchange, Response, together
-from angelia.client.log_editions import tell
-from angelia.client.log_membership import checked, new_roster, node_call
+from angelia.client.log_membership import new_roster, node_call, publish_next
 from angelia.errors import AngeliaError, NotMember
 from angelia.grouplog import api
 from angelia.grouplog.model.documents import GroupDocument
 from angelia.grouplog.model.editions import EditionNode, GroupEdition
-from angelia.grouplog.model.ids import base58, parse_group
+from angelia.grouplog.model.ids import base58
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
@@ -35,32 +33,19 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
             continue
         if not own.admin:
             told = f"the group {edition.name} knows this agent's old key"
-            told = f"{told}; an admin runs angelia log members {edition.name}"
+            told = f"{told}; an admin runs angelia log members {edition.name} --refresh"
             mailbox.notices.tell(NoticeKind.WARNING, told)
             continue
         wanted = edition
         if own.public_key != following:
             members = tuple(one.with_key(following) if one is own else one for one in edition.members)
-            wanted = checked(msgspec.structs.replace(edition, number=edition.number + 1, members=members))
-            mailbox.logs.store(wanted, mailbox.logs.key(edition, edition.epoch), handle, clock.now())
-        mailbox.logs.note_untold(edition.group)
+            wanted = publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
         for node in edition.nodes:
             try:
                 yield from _announce(wanted, node)
             except AngeliaError as error:
                 told = f"{node.url} was not told this agent's new key for the group {edition.name}: {error.message}"
                 mailbox.notices.tell(NoticeKind.WARNING, f"{told}; another admin, or another node, has to mend that")
-
-
-def tell_new_key(mailbox: Mailbox) -> Exchange[None]:
-    """Sends the members of those groups their editions with the new key."""
-    for gid in mailbox.logs.untold():
-        edition = mailbox.logs.edition(parse_group(gid))
-        if edition is not None:
-            told = yield from tell(mailbox, edition, [one.handle for one in edition.members])
-            if told.failed:
-                continue  # all are told again; the same edition twice does no harm
-        mailbox.logs.note_told(gid)
 
 
 def _announce(edition: GroupEdition, node: EditionNode) -> Exchange[None]:

@@ -1,6 +1,6 @@
 """Groups and who is in them: an admin makes each edition, brings the nodes to it, and sends it to the members.
 
-Each step can be done again, so a crash between two of them is mended by `settle`.
+What a crash or an absent node leaves undone is done by `settle`, and by whatever this agent does with its groups next.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from angelia.client.operation_requests import request_for
 from angelia.client.transport import origin
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.sealing import EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.errors import (
     AlreadyExists,
     AngeliaError,
@@ -40,12 +42,15 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     NodeDocument,
 )
+from angelia.grouplog.model.edition_history import needs_new_key
 from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, new_member
-from angelia.grouplog.model.ids import base58
+from angelia.grouplog.model.ids import base58, parse_group
 from angelia.mailbox import log_replica
+from angelia.mailbox.logs import Overtaken
 from angelia.mailbox.mailbox import Mailbox
 
 _GROUP_BYTES = 32
+_AGAIN = timedelta(minutes=10)  # until what could not be reached is tried again by itself
 _RACES = 5  # to create a group, and to bring its roster and nodes up to date, takes three
 
 
@@ -106,16 +111,33 @@ def create_log(
         nodes=tuple(found),
         epoch=1,
     )
-    edition = checked(edition)
-    mailbox.logs.store(edition, EpochKey.generate(), mailbox.identity.handle, clock.now())
+    key, now = EpochKey.generate(), clock.now()
+    edition = checked(msgspec.structs.replace(edition, author=1, key_id=key.key_id, made_at=unix_ms(now)))
+    mailbox.logs.publish(edition, key, now)
     log_replica.make_first(mailbox.logs, edition)
     return (yield from _settled(mailbox, edition, _tokens(nodes)))
 
 
-def settle(mailbox: Mailbox, name: str, *, nodes: Sequence[LogNode] = ()) -> Exchange[Settled]:
+def settle(mailbox: Mailbox, name: str, *, nodes: Sequence[LogNode] = (), again: bool = False) -> Exchange[Settled]:
     """Brings nodes and members to the newest edition of a group: after a crash, or when some could not be reached.
-    Members' new keys are taken over. `nodes` may bring tokens."""
+    Members' new keys are taken over. `nodes` may bring tokens. With `again` the edition is also sent to members that
+    were sent it before."""
+    if again:
+        mailbox.logs.note_untold(mailbox.logs.find(name))
     return (yield from _changed(mailbox, name, lambda edition: edition, _tokens(nodes)))
+
+
+def settle_open(mailbox: Mailbox) -> Exchange[None]:
+    """Goes on with all groups whose nodes or members this agent, an admin, has not brought to the newest edition. What
+    cannot be done now is tried again later."""
+    for gid in mailbox.logs.unsettled(clock.now()):
+        edition = mailbox.logs.edition(parse_group(gid))
+        if edition is None or not _is_admin(mailbox, edition):
+            mailbox.logs.settle_at(parse_group(gid), None)
+            continue
+        mailbox.logs.settle_at(edition.group, clock.now() + _AGAIN)  # if it fails
+        with contextlib.suppress(AngeliaError):
+            yield from _settled(mailbox, edition, {}, edition)
 
 
 def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:
@@ -150,7 +172,7 @@ def remove_members(mailbox: Mailbox, name: str, handles: Sequence[str]) -> Excha
             for one in edition.members
             if one.handle in handles
         ]
-        return msgspec.structs.replace(edition, members=members, past=(*edition.past, *gone), epoch=edition.epoch + 1)
+        return msgspec.structs.replace(edition, members=members, past=(*edition.past, *gone))
 
     return (yield from _changed(mailbox, name, change))
 
@@ -204,6 +226,7 @@ def find_log(mailbox: Mailbox, name: str) -> Exchange[GroupEdition]:
 def list_logs(mailbox: Mailbox) -> Exchange[list[GroupEdition]]:
     """Returns the groups of this agent, with those that its mail brings."""
     yield from collect_editions(mailbox)
+    yield from settle_open(mailbox)
     return mailbox.logs.editions()
 
 
@@ -226,14 +249,27 @@ def _changed(
     """Makes the next edition if anything changes, and brings nodes and members to it."""
     with contextlib.suppress(AngeliaError):
         yield from collect_editions(mailbox)  # another admin may have changed it
-    before = mailbox.logs.find(name)
-    _check_admin(mailbox, before)
-    wanted = change((yield from _with_present_keys(mailbox, before)))
-    if wanted != before:
-        wanted = checked(msgspec.structs.replace(wanted, number=before.number + 1))
-        key = mailbox.logs.key(before, before.epoch) if wanted.epoch == before.epoch else EpochKey.generate()
-        mailbox.logs.store(wanted, key, mailbox.identity.handle, clock.now())
-    return (yield from _settled(mailbox, wanted, tokens or {}, before))
+    for _ in range(_RACES):
+        before = mailbox.logs.find(name)
+        _check_admin(mailbox, before)
+        wanted = change((yield from _with_present_keys(mailbox, before)))
+        if wanted != before or before.key_id is None:
+            try:
+                wanted = publish_next(mailbox, before, wanted)
+            except Overtaken:
+                continue
+        return (yield from _settled(mailbox, wanted, tokens or {}, before))
+    raise Overtaken(hint="try again")
+
+
+def publish_next(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> GroupEdition:
+    """Makes an edition that follows another, under a new key if a member went or has another one. Returns it as it is
+    stored; Overtaken if another came in between."""
+    key = EpochKey.generate() if (renews := needs_new_key(before, wanted)) else mailbox.logs.key(before)
+    wanted, now = msgspec.structs.replace(wanted, epoch=before.epoch + renews), clock.now()
+    made = checked(wanted.following(before, mailbox.logs.me(before).binding, key, unix_ms(now)))
+    mailbox.logs.publish(made, key, now)
+    return made
 
 
 def _settled(
@@ -250,7 +286,9 @@ def _settled(
     if before is None and len(behind) == len(edition.nodes):
         mailbox.logs.forget(edition.group)
         raise next(iter(behind.values()))
-    told = yield from tell(mailbox, edition, [one.handle for one in edition.members])
+    told = yield from tell(mailbox, edition)
+    later = clock.now() + _AGAIN if behind or told.failed else None
+    mailbox.logs.settle_at(edition.group, later)
     return Settled(edition, behind, told)
 
 
@@ -382,6 +420,11 @@ def _with_present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[Grou
 
 
 def _check_admin(mailbox: Mailbox, edition: GroupEdition) -> None:
-    if not mailbox.logs.me(edition).admin:
+    if not _is_admin(mailbox, edition):
         admins = ", ".join(edition.admins[:3])
         raise Denied(f"only an admin changes {edition.name}", hint=f"its admins are {admins}")
+
+
+def _is_admin(mailbox: Mailbox, edition: GroupEdition) -> bool:
+    me = edition.member(mailbox.identity.handle)
+    return me is not None and me.admin

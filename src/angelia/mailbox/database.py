@@ -28,7 +28,7 @@ from angelia.mailbox.private_files import UnsafeFile
 
 FILE = "replay_state.db"
 # A new mailbox runs all of them in turn, an older one those that it lacks.
-_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 8)))
+_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 9)))
 SCHEMA = len(_SCHEMAS)
 BUSY_MS = 5_000
 # SQLite polls a taken lock ever more seldom, so the longest waiter would be served last; a new try polls often again.

@@ -372,12 +372,11 @@ WHERE channel_id || '/' || key_id > ? ORDER BY 1 LIMIT ?
 UPDATE channel_keys SET secret_nonce = ?, secret = ? WHERE channel_id || '/' || key_id = ?
 
 -- name: log_keys_sealed
-SELECT group_id || '/' || epoch, group_id || '/' || epoch, secret_nonce, secret FROM log_keys
-WHERE group_id || '/' || epoch > ? ORDER BY 1 LIMIT ?
+SELECT row_id, row_id, secret_nonce, secret FROM log_keys WHERE row_id > ? ORDER BY 1 LIMIT ?
 
 -- name: log_keys_seal_again
 -- destroys
-UPDATE log_keys SET secret_nonce = ?, secret = ? WHERE group_id || '/' || epoch = ?
+UPDATE log_keys SET secret_nonce = ?, secret = ? WHERE row_id = ?
 
 
 -- keyring.py and key_rotation.py
@@ -623,43 +622,78 @@ INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_
 
 -- logs.py
 
--- name: put_log
-INSERT INTO logs (group_id, name, number, edition, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (group_id) DO UPDATE
-SET name = excluded.name, number = excluded.number, edition = excluded.edition, sender_nhi = excluded.sender_nhi
-
 -- name: log
-SELECT edition FROM logs WHERE group_id = ?
+SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AND e.digest = newest WHERE logs.group_id = ?
 
 -- name: logs
-SELECT edition FROM logs ORDER BY name, group_id
+SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AND e.digest = newest
+ORDER BY name, logs.group_id
 
 -- name: any_log
 SELECT 1 FROM logs LIMIT 1
 
--- name: untold_logs
-SELECT group_id FROM logs WHERE untold
+-- name: unsettled_logs
+SELECT group_id FROM logs WHERE settle_at <= ?
 
--- name: note_untold_log
-UPDATE logs SET untold = ?2 WHERE group_id = ?1
+-- name: settle_log_at
+UPDATE logs SET settle_at = ?2 WHERE group_id = ?1
+
+-- name: untold_members
+SELECT handle FROM log_untold WHERE group_id = ?
+
+-- name: add_untold_member
+INSERT INTO log_untold (group_id, handle) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: drop_untold_member
+DELETE FROM log_untold WHERE group_id = ? AND handle = ?
+
+-- name: drop_untold_members
+DELETE FROM log_untold WHERE group_id = ?
+
+-- name: put_log_key
+-- A key that is there stands.
+INSERT INTO log_keys (row_id, group_id, epoch, key_id, proven, secret_nonce, secret, received_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (row_id) DO UPDATE SET proven = proven OR excluded.proven
+
+-- name: log_keys
+SELECT row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ? ORDER BY proven DESC, received_at
+
+-- name: log_key
+SELECT row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ? AND key_id IS ?
 
 -- name: drop_log
 DELETE FROM logs WHERE group_id = ?
 
--- name: replace_log_key
--- Of two editions of one number, made at once, the one that stands has the key.
-INSERT INTO log_keys (group_id, epoch, secret_nonce, secret, received_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (group_id, epoch) DO UPDATE
-SET secret_nonce = excluded.secret_nonce, secret = excluded.secret, received_at = excluded.received_at
-
--- name: put_log_key
--- A key that is there stands.
-INSERT INTO log_keys (group_id, epoch, secret_nonce, secret, received_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING
-
--- name: log_key
-SELECT secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ?
-
 -- name: drop_log_keys
 -- destroys
 DELETE FROM log_keys WHERE group_id = ?
+
+
+-- log_history.py
+
+-- name: log_base
+SELECT base FROM logs WHERE group_id = ?
+
+-- name: log_editions
+SELECT digest, edition, signature, sender_nhi, received_at FROM log_editions WHERE group_id = ? ORDER BY received_at
+
+-- name: drop_log_editions
+DELETE FROM log_editions WHERE group_id = ?
+
+-- name: add_log_edition
+INSERT INTO log_editions (group_id, digest, edition, signature, sender_nhi, received_at) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: put_log
+INSERT INTO logs (group_id, name, base, newest, joined_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (group_id) DO UPDATE SET name = excluded.name, base = excluded.base, newest = excluded.newest
+
+-- name: prove_log_key
+UPDATE log_keys SET proven = TRUE WHERE group_id = ? AND key_id = ?
+
+-- name: unproven_log_keys
+SELECT DISTINCT key_id FROM log_keys WHERE group_id = ? AND NOT proven
+
+-- name: drop_log_key
+-- destroys
+DELETE FROM log_keys WHERE group_id = ? AND key_id = ? AND NOT proven

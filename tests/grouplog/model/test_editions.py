@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.errors import InvalidArgument
 from angelia.grouplog.model.editions import (
+    MAX_LINEAGE,
     EditionMember,
     EditionNode,
     GroupEdition,
+    SignedEdition,
     decode_mail,
     encode_mail,
     new_member,
@@ -41,6 +43,10 @@ EDITION = GroupEdition(
     past=(CAROL,),
     nodes=(node_of(1), node_of(2)),
     epoch=2,
+    author=1,
+    made_at=1_000,
+    key_id=KEY.key_id,
+    lineage=(b"\x03" * 32, b"\x02" * 32),
 )
 
 
@@ -48,10 +54,14 @@ def changed(**values: object) -> GroupEdition:
     return msgspec.structs.replace(EDITION, **values)
 
 
+def mail_of(edition: GroupEdition, key: EpochKey = KEY) -> bytes:
+    return encode_mail(SignedEdition.of(edition, Key(b"alice").sign), key)
+
+
 def mailed(edition: GroupEdition) -> GroupEdition:
-    found, key = decode_mail(encode_mail(edition, KEY))
+    found, key = decode_mail(mail_of(edition))
     assert key == KEY
-    return found
+    return found.edition
 
 
 def test_a_member_reads_the_edition_and_its_key_as_an_admin_sent_them() -> None:
@@ -59,7 +69,7 @@ def test_a_member_reads_the_edition_and_its_key_as_an_admin_sent_them() -> None:
 
 
 def test_no_key_shows_in_the_text_of_an_edition() -> None:
-    assert KEY.secret.hex() not in repr(decode_mail(encode_mail(EDITION, KEY)))
+    assert KEY.secret.hex() not in repr(decode_mail(mail_of(EDITION)))
 
 
 @given(st.binary(max_size=300))
@@ -70,15 +80,22 @@ def test_bytes_that_are_no_edition_are_refused(body: bytes) -> None:
 
 
 def test_an_edition_that_is_cut_at_any_byte_is_refused() -> None:
-    message = encode_mail(EDITION, KEY)
+    message = mail_of(EDITION)
     for end in range(len(message)):
         with pytest.raises(InvalidArgument):
             decode_mail(message[:end])
 
 
+def test_an_edition_with_more_members_than_fit_into_mail_is_refused() -> None:
+    key = Key(b"one of many").public
+    many = [new_member(GROUP, number, f"agent-{number:0100}", key, admin=False) for number in range(10, 7_000)]
+    with pytest.raises(InvalidArgument, match="fewer members"):
+        mailed(changed(members=(ALICE, BOB, *many)))
+
+
 def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> None:
-    (_, *rest) = msgspec.msgpack.decode(encode_mail(EDITION, KEY)[1:])
-    later = bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode([2, *rest])
+    (_, *rest) = msgspec.msgpack.decode(mail_of(EDITION)[1:])
+    later = bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode([3, *rest])
     with pytest.raises(InvalidArgument) as refused:
         decode_mail(later)
     assert refused.value.hint == "update Angelia"
@@ -98,6 +115,11 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         changed(min_copies=3),
         changed(members=(ALICE, msgspec.structs.replace(BOB, sender=b"borrowed"))),
         changed(members=(ALICE, msgspec.structs.replace(BOB, public_keys=(Key(b"mallory").public,)))),
+        changed(lineage=()),
+        changed(number=2),
+        changed(number=100, lineage=(bytes(32),) * (MAX_LINEAGE + 1)),
+        changed(key_id=EpochKey.of(b"\x45" * 32).key_id),
+        changed(key_id=None),
     ],
     ids=[
         "a member twice",
@@ -111,6 +133,11 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         "more copies than nodes",
         "a sender that its key does not give",
         "a key that does not give its sender",
+        "nothing before it",
+        "more before it than there were",
+        "too much before it",
+        "another key than it comes with",
+        "no key",
     ],
 )
 def test_an_edition_that_contradicts_itself_is_refused(wrong: GroupEdition) -> None:

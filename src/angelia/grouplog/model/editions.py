@@ -1,19 +1,22 @@
 """What members of a group tell each other about it: members, nodes, configuration and the epoch key.
 
-An admin sends each edition to all members as sealed mail. So a member believes no node about the group, and nodes never
-learn names or keys.
+The admin that makes an edition signs it, and admins send it to all members as sealed mail. So a member believes no node
+about the group, and nodes never learn names or keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
 
+from angelia.envelope.ed25519 import SIGNATURE_BYTES, verifying_key
 from angelia.envelope.ids import valid_handle
 from angelia.envelope.sealing import Control, EpochKey
+from angelia.envelope.wire import MAX_PLAINTEXT
 from angelia.errors import InvalidArgument
 from angelia.grouplog.model.groups import (
     FORMER_KEYS,
@@ -31,11 +34,16 @@ from angelia.grouplog.model.ids import MAX_SEQ, sender_id
 # The channel_id of mail that brings an edition, by which a member fetches it before its other mail.
 EDITIONS = UUID("a6d1c1a0-6c6f-8e65-9a2b-67726f75706b")
 MAX_NAME = 64
-_VERSION = 1
+MAX_LINEAGE = 64  # editions before one that it names: a member that missed more of them cannot follow
+MAX_EDITION = MAX_PLAINTEXT - 256  # of mail; the rest is for key and signature
+_VERSION = 2
+_DIGEST_LABEL = b"angelia/v1/group-edition\0"
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Sign = Callable[[bytes], bytes]
 
 
 class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -81,6 +89,10 @@ class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         keys = (public_key, *(key for key in others if key != public_key))[:FORMER_KEYS]
         return msgspec.structs.replace(self, public_keys=(*keys, first))
 
+    def rebound(self, group: bytes, binding: int) -> EditionMember:
+        """The member under another entry of the roster, and so with another sender id."""
+        return msgspec.structs.replace(self, binding=binding, sender=sender_id(group, self.public_keys[-1], binding))
+
 
 class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     id: Key
@@ -92,7 +104,10 @@ class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """A group at one moment. Numbers rise, and a later edition replaces an earlier one whole."""
+    """A group at one moment; each edition replaces the one before it whole.
+
+    `author` is the binding of the admin that made it, `key_id` names the key of its epoch, and `lineage` has the
+    digests of the editions before it, the newest first. Those from before editions were signed have none of these."""
 
     group: GroupId
     name: Name
@@ -104,6 +119,25 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     past: Annotated[tuple[EditionMember, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
     nodes: Annotated[tuple[EditionNode, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     epoch: Number
+    author: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)] = 0
+    made_at: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)] = 0  # in milliseconds since 1970, by its author's clock
+    key_id: UUID | None = None
+    lineage: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_LINEAGE)] = ()
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
+
+    def following(self, before: GroupEdition, author: int, key: EpochKey, now_ms: int) -> GroupEdition:
+        """This edition as the one after another, as its author makes it."""
+        return msgspec.structs.replace(
+            self,
+            number=before.number + 1,
+            author=author,
+            made_at=max(now_ms, before.made_at + 1),
+            key_id=key.key_id,
+            lineage=(before.digest, *before.lineage)[:MAX_LINEAGE],
+        )
 
     @property
     def config(self) -> GroupConfig:
@@ -119,6 +153,10 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     def member(self, handle: str) -> EditionMember | None:
         return next((member for member in self.members if member.handle == handle), None)
+
+    def admin(self, binding: int) -> EditionMember | None:
+        """The admin of a roster entry."""
+        return next((member for member in self.members if member.binding == binding and member.admin), None)
 
     def by_sender(self, sender: bytes) -> EditionMember | None:
         """The present or past member of a sender id."""
@@ -146,24 +184,49 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             yield "an edition of a group has no admin, or a member without a handle"
         if len({node.id for node in self.nodes}) < len(self.nodes) or self.min_copies > len(self.nodes):
             yield "an edition of a group has too few nodes, or one twice"
+        if not min(1, self.number - 1) <= len(self.lineage) <= self.number - 1:
+            yield "an edition of a group does not name the editions before it"
+        if len(msgspec.msgpack.encode(self)) > MAX_EDITION:
+            yield f"an edition of a group has at most {MAX_EDITION:,} bytes, so it has fewer members than these"
         for member in every:
             if sender_id(self.group, member.public_keys[-1], member.binding) != member.sender:
                 yield "an edition of a group has a member with another sender id than its key gives"
+
+
+class SignedEdition(msgspec.Struct, frozen=True):
+    """An edition with the signature of its author, which is empty for one from before they were signed."""
+
+    edition: GroupEdition
+    signature: bytes
+
+    @classmethod
+    def of(cls, edition: GroupEdition, sign: Sign) -> SignedEdition:
+        return cls(edition, sign(edition.digest))
+
+    def is_by_its_author(self) -> bool:
+        """Whether the member that it names as its author signed it: what a new member of a group can verify."""
+        every = (*self.edition.members, *self.edition.past)
+        return any(one.binding == self.edition.author and self.is_by(one) for one in every)
+
+    def is_by(self, author: EditionMember) -> bool:
+        return any(verifying_key(key).holds(self.signature, self.edition.digest) for key in author.public_keys)
 
 
 class _Mail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: int
     edition: GroupEdition
     secret: Secret
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
-def encode_mail(edition: GroupEdition, key: EpochKey) -> bytes:
+def encode_mail(signed: SignedEdition, key: EpochKey) -> bytes:
     """Returns the body of a control message that brings an edition with the key of its epoch."""
-    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(_Mail(_VERSION, edition, key.secret))
+    mail = _Mail(_VERSION, signed.edition, key.secret, signed.signature)
+    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(mail)
 
 
-def decode_mail(message: bytes) -> tuple[GroupEdition, EpochKey]:
-    """Parses the body of a control message; InvalidArgument if it brings no sound edition."""
+def decode_mail(message: bytes) -> tuple[SignedEdition, EpochKey]:
+    """Parses the body of a control message; InvalidArgument if it brings no sound edition with its key."""
     if message[:1] != bytes((Control.GROUP_KEY,)):
         raise InvalidArgument("the message brings no edition of a group")
     try:
@@ -173,7 +236,10 @@ def decode_mail(message: bytes) -> tuple[GroupEdition, EpochKey]:
     if mail.version != _VERSION:
         raise InvalidArgument("the edition of a group is of a version that is not known", hint="update Angelia")
     mail.edition.check()
-    return mail.edition, EpochKey.of(mail.secret)
+    key = EpochKey.of(mail.secret)
+    if key.key_id != mail.edition.key_id:
+        raise InvalidArgument("the edition of a group comes with another key than it names")
+    return SignedEdition(mail.edition, mail.signature), key
 
 
 def new_member(group: bytes, binding: int, handle: str, public_key: bytes, *, admin: bool) -> EditionMember:
