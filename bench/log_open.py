@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from angelia.grouplog.model.records import Kind, Record
 from angelia.grouplog.reserve import DiskReserve
 from angelia.grouplog.service import GroupLog
 from angelia.grouplog.spool import Spool
-from angelia.stores.rocks import Rocks
+from angelia.stores.rocks import Rocks, RocksBatch
 
 SENDERS, VALUE = 100, 1024
 SNAPSHOTS = 50  # of each sender in a filled log, of level 1
@@ -68,6 +69,16 @@ class OpenLog:
             # A seq that another sender has too is no matter; each one's own rise.
             made.append((member, [message(member.sender, next(self._seqs)) for _ in range(batch)]))
         return made
+
+    def slow_down(self, seconds: float) -> None:
+        """Makes every synced write take so much longer, as on a slower disk."""
+        write = self.rocks.write
+
+        def slowly(batch: RocksBatch) -> None:
+            write(batch)
+            time.sleep(seconds)
+
+        self.rocks.write = slowly  # type: ignore[method-assign]
 
     def vector(self, each: int) -> dict[bytes, int]:
         return {member.sender: each for member in self.members}

@@ -254,7 +254,7 @@ def test_a_group_is_forgotten_here_and_comes_back_with_the_next_edition(team: tu
     bob.does("read", "team")
     assert bob.does("forget", "team", "--yes") == "forgot team, its keys and what this device has of it\n"
     assert bob("vector", "team").code == 8
-    alice.does("members", "team")  # tells all members again
+    alice.does("members", "team", "--refresh")
     assert bob.does("read", "team").endswith("x\n")
 
 

@@ -25,7 +25,7 @@ from angelia.envelope.sealing import EpochKey
 from angelia.errors import AngeliaError, Conflict, NotDurable
 from angelia.grouplog import api
 from angelia.grouplog.model import placement
-from angelia.grouplog.model.frames import CURSOR_BYTES, Backfill, End, Hello, LogMessage
+from angelia.grouplog.model.frames import CURSOR_BYTES, Backfill, End, Hello, LogMessage, Type
 from angelia.grouplog.model.ids import MAX_SEQ
 from angelia.grouplog.model.records import Record
 from angelia.grouplog.model.updates import Update
@@ -431,6 +431,19 @@ def test_a_node_whose_pages_do_not_end_does_not_hold_up_the_others(lied_to: Lied
     assert lied_to.liar.count("POST", ".*/backfill") < 15
 
 
+def test_an_answer_of_more_frames_than_were_asked_for_is_not_taken_apart(lied_to: LiedTo) -> None:
+    team = lied_to.team
+    team.log.append(*LINES[:5])
+    empty = b"\0\0\0\1" + bytes((Type.MESSAGE,))
+    lied_to.liar.lie("POST", ".*/backfill", lambda _, answer: replace(answer, body=empty * 1_000_000))
+    reading = team.bob.open(team.name)
+    synced = reading.sync()
+    assert texts(reading) == LINES[:5]
+    assert {node: error.message.partition(" has ")[2] for node, error in synced.unread.items()} == {
+        lied_to.node: "more than was asked for"
+    }
+
+
 def test_an_answer_that_its_node_did_not_sign_confirms_no_shard(lied_to: LiedTo) -> None:
     team = lied_to.team
     team.log.append(*LINES)
@@ -488,7 +501,7 @@ def test_a_removed_member_reads_nothing_new(team: Team) -> None:
     assert (taken.entries, taken.later) == ([], True)
     assert texts(reading) == ["for both"]
     with pytest.raises(AngeliaError):
-        team.bob.mailbox.logs.key(reading.edition, settled.edition.epoch)
+        team.bob.mailbox.logs.keys(reading.edition, settled.edition.epoch)
 
 
 def raw(log: BlockingLog) -> list[LogMessage]:

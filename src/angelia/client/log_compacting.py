@@ -122,7 +122,7 @@ def receipt_of(outcome: Response | AngeliaError) -> bytes:
     """The signature in the answer to a stored shard; nothing if there is none."""
     if isinstance(outcome, Response):
         try:
-            for type_, body in frames_of(outcome):
+            for type_, body in frames_of(outcome, 1):
                 if type_ == Type.RECEIPT:
                     return body
         except BadAnswer:

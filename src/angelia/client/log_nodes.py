@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias
 
 from angelia.api import Operation
@@ -95,13 +96,15 @@ def read(operation: Operation[Any], outcomes: dict[bytes, Outcome]) -> dict[byte
     return found
 
 
-def frames_of(answer: Response) -> list[tuple[int, bytes]]:
-    """Cuts an answer into its frames; BadAnswer if it is cut short."""
+def frames_of(answer: Response, most: int) -> list[tuple[int, bytes]]:
+    """Cuts an answer into its frames; BadAnswer if it is cut short or has more of them than it may have."""
     reader = FrameReader()
     try:
-        found = list(reader.feed(answer.body))
+        found = list(islice(reader.feed(answer.body), most + 1))
     except InvalidArgument as error:
         raise BadAnswer(f"the answer to {answer.path} cannot be read: {error.message}") from error
+    if len(found) > most:
+        raise BadAnswer(f"the answer to {answer.path} has more than was asked for")
     if not reader.empty:
         raise BadAnswer(f"the answer to {answer.path} is cut short")
     return found
@@ -112,7 +115,7 @@ def record_of(outcome: Outcome) -> Record | None:
     if isinstance(outcome, AngeliaError):
         return None
     try:
-        ((type_, body),) = frames_of(outcome)
+        ((type_, body),) = frames_of(outcome, 1)
         return records.decode(LogMessage.decode(body).record) if type_ == Type.MESSAGE else None
     except (AngeliaError, ValueError):
         return None

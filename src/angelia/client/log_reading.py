@@ -193,10 +193,10 @@ def page_of(answer: Response, after: bytes, limit: int) -> tuple[Sequence[LogMes
     """Parses the page behind a cursor; BadAnswer if it is none. Its rows rise, and the next page begins behind them, so
     the pages of a node that invents none come to an end."""
     messages, holes = list[LogMessage](), list[Hole]()
-    frames, last = frames_of(answer), after
+    frames, last = frames_of(answer, limit + 1), after
     try:
-        if not frames or frames[-1][0] != Type.END or len(frames) > limit + 1:
-            raise InvalidArgument("it has no end frame, or more rows than were asked for")
+        if not frames or frames[-1][0] != Type.END:
+            raise InvalidArgument("it has no end frame")
         for type_, body in frames[:-1]:
             if type_ not in (Type.MESSAGE, Type.HOLE):
                 raise InvalidArgument(f"it has a frame of type {type_}")

@@ -191,7 +191,7 @@ def append_to(
 
 def _results(answer: Response, sent: Sequence[LogMessage]) -> list[Result] | AngeliaError:
     try:
-        found = [Result.decode(body) for type_, body in frames_of(answer) if type_ == Type.RESULT]
+        found = [Result.decode(body) for type_, body in frames_of(answer, len(sent)) if type_ == Type.RESULT]
         if [(one.sender, one.seq) for one in found] != [(one.sender, one.seq) for one in sent]:
             raise BadAnswer("the node answers for other messages than it was sent")
     except AngeliaError as error:
