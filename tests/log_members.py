@@ -10,7 +10,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.sealing import EpochKey
-from angelia.grouplog.model.editions import EditionNode, GroupEdition, SignedEdition, new_member
+from angelia.grouplog.model.editions import EditionNode, GroupEdition, SentEdition, SignedEdition, new_member
 from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -48,7 +48,6 @@ def first_edition(
         nodes=tuple(nodes) or (node_of(1),),
         epoch=1,
         author=1,
-        made_at=1_000,
         key_id=key.key_id,
     )
 
@@ -57,21 +56,20 @@ def share(edition: GroupEdition, key: EpochKey, author: Mailbox, *others: Mailbo
     """All have an edition: its author made it, and the others were sent it."""
     author.logs.publish(edition, key, NOW)
     for box in others:
-        assert box.logs.accept(signed(edition, author), key, author.identity.handle, NOW)
+        assert box.logs.accept(sent(edition, author, key), author.identity.handle, NOW)
 
 
-def signed(edition: GroupEdition, author: Mailbox) -> SignedEdition:
-    return SignedEdition.of(edition, author.logs.sign)
+def sent(edition: GroupEdition, author: Mailbox, key: EpochKey | None) -> list[SentEdition]:
+    """An edition as mail brings it."""
+    return [SentEdition(SignedEdition.of(edition, author.logs.sign), key)]
 
 
-def following(
-    before: GroupEdition, author: Mailbox, key: EpochKey, *, made_at: int = 0, **changes: object
-) -> GroupEdition:
+def following(before: GroupEdition, author: Mailbox, key: EpochKey, **changes: object) -> GroupEdition:
     """The edition that an admin makes of another."""
     own = before.member(author.identity.handle)
     assert own is not None
     wanted: GroupEdition = msgspec.structs.replace(before, **changes)  # type: ignore[arg-type]
-    return wanted.following(before, own.binding, key, made_at)
+    return wanted.following(before, own.binding, key)
 
 
 def without(edition: GroupEdition, handle: str, author: Mailbox, key: EpochKey) -> GroupEdition:
@@ -88,5 +86,6 @@ def with_member(
 ) -> GroupEdition:
     """The edition in which an admin adds a member."""
     public = box.identity.pair.public.ed25519
-    new = new_member(edition.group, edition.next_binding, box.identity.handle, public, admin=admin)
+    handle = box.identity.handle
+    new = new_member(edition.group, edition.new_binding(handle), handle, public, admin=admin)
     return following(edition, author, key, members=(*edition.members, new))

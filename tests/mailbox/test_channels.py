@@ -302,7 +302,9 @@ def test_who_cannot_be_reached_is_tried_after_a_minute_then_ever_more_seldom_up_
 
 def made_since_version_1() -> list[tuple[str, str]]:
     """What to drop: indexes first."""
-    return sorted(re.findall(r"CREATE (?:UNIQUE )?(INDEX|TABLE) (\w+)", _later_schemas()))
+    renamed = dict(re.findall(r"ALTER TABLE (\w+) RENAME TO (\w+)", _later_schemas()))
+    made = re.findall(r"CREATE (?:UNIQUE )?(INDEX|TABLE) (\w+)", _later_schemas())
+    return sorted({(kind, renamed.get(name, name)) for kind, name in made})
 
 
 def added_since_version_1() -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_own_snapshots import OwnSnapshots
 from angelia.mailbox.log_replica import MAX_BODY, LogReplica, OwnMessage, OwnSeqUnknown, Taken, opened_replica
 from angelia.mailbox.mailbox import Mailbox
-from log_members import first_edition, following, node_of, share, signed
+from log_members import first_edition, following, node_of, sent, share, with_member, without
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 KEY, SECOND = EpochKey.of(b"\x11" * 32), EpochKey.of(b"\x22" * 32)
@@ -347,7 +347,7 @@ def test_a_message_under_a_key_that_has_not_come_waits_for_it(
     taken = take(bobs, message)
     assert (taken.entries, taken.untrue, taken.later) == ([], [], True)
     assert bobs.received.vector == {}
-    bob.logs.accept(signed(second, alice), SECOND, "alice", NOW)
+    bob.logs.accept(sent(second, alice, SECOND), "alice", NOW)
     bobs.refresh()
     assert [entry.body for entry in take(bobs, message).entries] == [b"under the second key"]
 
@@ -414,6 +414,33 @@ def test_own_messages_that_another_device_wrote_are_applied_and_gone_behind(
     assert notes(again) == once(lines(3))
     again.learn_own_seq()
     assert [entry.seq for entry in again.write([b"next"], NOW)] == [4]
+
+
+def test_a_member_that_was_removed_and_added_again_begins_anew_and_what_waited_is_sent_again(
+    alice: Mailbox, bob: Mailbox, alices: LogReplica, bobs: LogReplica, edition: GroupEdition
+) -> None:
+    before = bobs.me.sender
+    (first,) = written(bobs, b"on enough nodes")
+    bobs.settle([first.seq])
+    bobs.write([b"waits"], NOW)
+    gone = without(edition, "bob", alice, SECOND)
+    back = with_member(gone, bob, alice, SECOND)
+    for one in (gone, back):
+        alice.logs.publish(one, SECOND, NOW)
+        bob.logs.accept(sent(one, alice, SECOND), "alice", NOW)
+    assert bobs.refresh() == alices.refresh() == back
+    assert bobs.me.sender != before
+    (waiting,) = bobs.queued()
+    bobs.settle([1])
+    (message,) = written(bobs, b"written since")
+    assert (waiting.seq, message.seq) == (1, 2)
+    resent = LogMessage(bobs.me.sender, 1, waiting.record)
+    assert [entry.body for entry in take(alices, first, resent, message).entries] == [
+        b"on enough nodes",
+        b"waits",
+        b"written since",
+    ]
+    assert bobs.received.vector == {before: 1, bobs.me.sender: 2}
 
 
 def test_an_own_message_that_a_node_hands_out_counts_only_once_it_is_settled(alices: LogReplica) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from angelia.client import clock, peer_keys
 from angelia.client.api_errors import Unreachable
@@ -14,7 +15,7 @@ from angelia.client.mail_sending import send_sealed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.sealing import Control
 from angelia.errors import AngeliaError, InvalidArgument, NotMember, RateLimited, Unavailable
-from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail, encode_mail
+from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.mailbox import Mailbox
 
@@ -37,34 +38,31 @@ def collect_editions(mailbox: Mailbox) -> Exchange[int]:
 
 
 def take_editions(mailbox: Mailbox) -> int:
-    """Takes over the editions that came with other mail. Returns how many are new."""
+    """Takes over the editions that came with other mail. Returns how many changed a group."""
     new, last = 0, None
     while controls := mailbox.inbox.controls(Control.GROUP_KEY, after=last):
         for control in controls:
             last = control.message
             # One that is not believed is dropped; what fails for another reason is tried again.
             with contextlib.suppress(NotAllowed, InvalidArgument, NotMember):
-                signed, key = decode_mail(control.body)
-                new += mailbox.logs.accept(signed, key, last.sender, clock.now())
+                new += mailbox.logs.accept(decode_mail(control.body), last.sender, clock.now())
             mailbox.inbox.mark_handled(last.replay_key)
     return new
 
 
 def tell(mailbox: Mailbox, edition: GroupEdition) -> Exchange[EditionMail]:
-    """Sends the newest edition with the key of its epoch to the members that have not been sent it."""
-    body = encode_mail(mailbox.logs.signed(edition), mailbox.logs.key(edition))
-    told, left = EditionMail([], {}), mailbox.logs.untold(edition.group)
-    while left:
-        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
-        yield from _tell(mailbox, body, some, told)
+    """Sends the newest edition to the members that have not been sent it, with those before it that they lack."""
+    told, left = EditionMail([], {}), mailbox.logs.untold(edition)
+    while some := list(islice(left, _AT_ONCE)):
+        yield from _tell(mailbox, some, told)
         mailbox.logs.note_told(edition, told.sent)
     return told
 
 
-def _tell(mailbox: Mailbox, body: bytes, handles: Iterable[str], told: EditionMail) -> Exchange[None]:
+def _tell(mailbox: Mailbox, mails: Iterable[tuple[str, bytes]], told: EditionMail) -> Exchange[None]:
     options: SendOptions = {"channel_id": EDITIONS, "control": True, "ttl_seconds": mailbox.channels.ttl}
     drafts = list[Draft]()
-    for handle in handles:
+    for handle, body in mails:
         try:
             known, _ = yield from peer_keys.find_keys(mailbox, handle)
         except _SERVER_ERRORS:

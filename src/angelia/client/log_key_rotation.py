@@ -39,7 +39,13 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
         wanted = edition
         if own.public_key != following:
             members = tuple(one.with_key(following) if one is own else one for one in edition.members)
-            wanted = publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
+            try:
+                wanted = publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
+            except AngeliaError as error:  # the rotation itself must not wait for that
+                told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
+                told = f"{told}; an older admin runs angelia log members {edition.name} --refresh"
+                mailbox.notices.tell(NoticeKind.WARNING, told)
+                continue
         for node in edition.nodes:
             try:
                 yield from _announce(wanted, node)

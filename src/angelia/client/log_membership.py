@@ -22,7 +22,6 @@ from angelia.client.operation_requests import request_for
 from angelia.client.transport import origin
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.sealing import EpochKey
-from angelia.envelope.times import unix_ms
 from angelia.errors import (
     AlreadyExists,
     AngeliaError,
@@ -42,11 +41,10 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     NodeDocument,
 )
-from angelia.grouplog.model.edition_history import needs_new_key
+from angelia.grouplog.model.edition_history import needs_new_key, overruled
 from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, new_member
 from angelia.grouplog.model.ids import base58, parse_group
 from angelia.mailbox import log_replica
-from angelia.mailbox.logs import Overtaken
 from angelia.mailbox.mailbox import Mailbox
 
 _GROUP_BYTES = 32
@@ -98,7 +96,8 @@ def create_log(
         raise AlreadyExists(f"you have a group {name} already", hint="angelia log list")
     found = yield from _identified(nodes)
     group = os.urandom(_GROUP_BYTES)
-    listed = yield from _new_members(mailbox, group, 1, [mailbox.identity.handle, *members])
+    keys = yield from _signing_keys(mailbox, [mailbox.identity.handle, *members])
+    listed = [new_member(group, binding, *one, admin=binding == 1) for binding, one in enumerate(keys.items(), 1)]
     edition = GroupEdition(
         group=group,
         name=name,
@@ -106,14 +105,14 @@ def create_log(
         depth=depth,
         min_copies=min(2, len(found)) if min_copies is None else min_copies,
         quota_bytes=quota_bytes,
-        members=(msgspec.structs.replace(listed[0], admin=True), *listed[1:]),
+        members=tuple(listed),
         past=(),
         nodes=tuple(found),
         epoch=1,
     )
-    key, now = EpochKey.generate(), clock.now()
-    edition = checked(msgspec.structs.replace(edition, author=1, key_id=key.key_id, made_at=unix_ms(now)))
-    mailbox.logs.publish(edition, key, now)
+    key = EpochKey.generate()
+    edition = msgspec.structs.replace(edition, author=1, key_id=key.key_id).checked()
+    mailbox.logs.publish(edition, key, clock.now())
     log_replica.make_first(mailbox.logs, edition)
     return (yield from _settled(mailbox, edition, _tokens(nodes)))
 
@@ -133,20 +132,26 @@ def settle_open(mailbox: Mailbox) -> Exchange[None]:
     for gid in mailbox.logs.unsettled(clock.now()):
         edition = mailbox.logs.edition(parse_group(gid))
         if edition is None or not _is_admin(mailbox, edition):
-            mailbox.logs.settle_at(parse_group(gid), None)
+            mailbox.logs.nothing_to_settle(parse_group(gid))
             continue
-        mailbox.logs.settle_at(edition.group, clock.now() + _AGAIN)  # if it fails
         with contextlib.suppress(AngeliaError):
+            if edition.key_id is None:  # from before editions were signed
+                edition = publish_next(mailbox, edition, edition)
+            mailbox.logs.settle_at(edition, clock.now() + _AGAIN)  # if it fails
             yield from _settled(mailbox, edition, {}, edition)
 
 
 def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:
     """Adds members, or makes members admins. They read what was written before from a snapshot: see `compact`."""
     edition = mailbox.logs.find(name)
-    new = [one for one in handles if edition.member(one) is None]
-    listed = yield from _new_members(mailbox, edition.group, edition.next_binding, new)
+    keys = yield from _signing_keys(mailbox, [one for one in handles if edition.member(one) is None])
 
     def change(edition: GroupEdition) -> GroupEdition:
+        listed = [
+            new_member(edition.group, edition.new_binding(handle), handle, key, admin=False)
+            for handle, key in keys.items()
+            if edition.member(handle) is None
+        ]
         members = [
             msgspec.structs.replace(one, admin=one.admin or admin) if one.handle in handles else one
             for one in (*edition.members, *listed)
@@ -230,16 +235,6 @@ def list_logs(mailbox: Mailbox) -> Exchange[list[GroupEdition]]:
     return mailbox.logs.editions()
 
 
-def checked(edition: GroupEdition) -> GroupEdition:
-    """Returns an edition as its recipients will read it; InvalidArgument if they would refuse it."""
-    try:
-        edition = msgspec.msgpack.decode(msgspec.msgpack.encode(edition), type=GroupEdition)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"this is no group: {error}") from error
-    edition.check()
-    return edition
-
-
 def _changed(
     mailbox: Mailbox,
     name: str,
@@ -254,21 +249,31 @@ def _changed(
         _check_admin(mailbox, before)
         wanted = change((yield from _with_present_keys(mailbox, before)))
         if wanted != before or before.key_id is None:
+            _check_ranks(mailbox, before, wanted)
             try:
                 wanted = publish_next(mailbox, before, wanted)
-            except Overtaken:
+            except EpochConflict:
                 continue
         return (yield from _settled(mailbox, wanted, tokens or {}, before))
-    raise Overtaken(hint="try again")
+    raise EpochConflict("other admins change the group faster than this agent can", hint="try again")
+
+
+def _check_ranks(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> None:
+    above = overruled(before, wanted, mailbox.logs.me(before))
+    if above:
+        names = ", ".join(one.handle for one in above)
+        raise Denied(
+            f"{names} joined {before.name} before you did, and is its admin", hint="only an older admin removes it"
+        )
 
 
 def publish_next(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> GroupEdition:
     """Makes an edition that follows another, under a new key if a member went or has another one. Returns it as it is
-    stored; Overtaken if another came in between."""
+    stored; EpochConflict if another came in between."""
     key = EpochKey.generate() if (renews := needs_new_key(before, wanted)) else mailbox.logs.key(before)
-    wanted, now = msgspec.structs.replace(wanted, epoch=before.epoch + renews), clock.now()
-    made = checked(wanted.following(before, mailbox.logs.me(before).binding, key, unix_ms(now)))
-    mailbox.logs.publish(made, key, now)
+    wanted = msgspec.structs.replace(wanted, epoch=before.epoch + renews)
+    made = wanted.following(before, mailbox.logs.me(before).binding, key).checked()
+    mailbox.logs.publish(made, key, clock.now())
     return made
 
 
@@ -288,7 +293,7 @@ def _settled(
         raise next(iter(behind.values()))
     told = yield from tell(mailbox, edition)
     later = clock.now() + _AGAIN if behind or told.failed else None
-    mailbox.logs.settle_at(edition.group, later)
+    mailbox.logs.settle_at(edition, later)
     return Settled(edition, behind, told)
 
 
@@ -390,12 +395,11 @@ def _tokens(nodes: Sequence[str | LogNode]) -> dict[str, str]:
     return {origin(one.url): one.token for one in nodes if isinstance(one, LogNode) and one.token is not None}
 
 
-def _new_members(mailbox: Mailbox, group: bytes, first: int, handles: Iterable[str]) -> Exchange[list[EditionMember]]:
-    members = list[EditionMember]()
-    for binding, handle in enumerate(dict.fromkeys(handles), first):
-        key = yield from _signing_key(mailbox, handle)
-        members.append(new_member(group, binding, handle, key, admin=False))
-    return members
+def _signing_keys(mailbox: Mailbox, handles: Iterable[str]) -> Exchange[dict[str, bytes]]:
+    keys: dict[str, bytes] = {}
+    for handle in handles:
+        keys[handle] = yield from _signing_key(mailbox, handle)
+    return keys
 
 
 def _signing_key(mailbox: Mailbox, handle: str) -> Exchange[bytes]:
@@ -409,9 +413,15 @@ def _signing_key(mailbox: Mailbox, handle: str) -> Exchange[bytes]:
 
 
 def _with_present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[GroupEdition]:
-    """Returns an edition with the present keys of its members, as far as they can be asked for now."""
-    members = list[EditionMember]()
+    """Returns an edition with the present keys of its members, as far as they can be asked for now. Admins of a higher
+    rank tell of their next keys themselves."""
+    members, me = list[EditionMember](), mailbox.logs.me(edition)
+    ranks_above = True
     for member in edition.members:
+        ranks_above = ranks_above and member is not me
+        if ranks_above and member.admin:
+            members.append(member)
+            continue
         try:
             members.append(member.with_key((yield from _signing_key(mailbox, member.handle))))
         except AngeliaError:

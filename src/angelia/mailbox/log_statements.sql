@@ -36,6 +36,18 @@ SELECT seq, level, ciphertext, manifest, watermark FROM log_own WHERE seq = ?
 -- name: log_queued
 SELECT seq, level, ciphertext, manifest, watermark FROM log_own WHERE level = 0 AND seq > ? ORDER BY seq LIMIT ?
 
+-- name: log_updates
+SELECT seq, level, ciphertext, manifest, watermark FROM log_own WHERE level = 0 ORDER BY seq
+
+-- name: drop_all_log_own
+DELETE FROM log_own
+
+-- name: drop_completions
+DELETE FROM log_completions
+
+-- name: drop_all_completed_by
+DELETE FROM log_completed_by
+
 -- name: log_queued_snapshots
 SELECT seq, level, ciphertext, manifest, watermark FROM log_own WHERE level > 0 ORDER BY seq
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -13,11 +13,20 @@ from angelia.envelope import group_sealing
 from angelia.envelope.group_sealing import GroupPlace
 from angelia.envelope.refusals import NotAllowed, OpenFailed, UnknownKey
 from angelia.envelope.sealing import EpochKey
-from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope
-from angelia.errors import Conflict, InvalidArgument, NoGroup, NotMember
-from angelia.grouplog.model.edition_history import reapplied
-from angelia.grouplog.model.editions import EDITIONS, EditionMember, GroupEdition, SignedEdition, decode_mail
+from angelia.errors import Conflict, EpochConflict, InvalidArgument, NoGroup, NotMember
+from angelia.grouplog.model.edition_history import reapplied, removed_again
+from angelia.grouplog.model.editions import (
+    EDITIONS,
+    MAX_EDITION,
+    MAX_SENT,
+    EditionMember,
+    GroupEdition,
+    SentEdition,
+    SignedEdition,
+    decode_mail,
+    encode_mail,
+)
 from angelia.grouplog.model.ids import base58
 from angelia.mailbox import private_files
 from angelia.mailbox.database import MailboxDatabase, MailboxTx, stamp
@@ -27,10 +36,7 @@ from angelia.mailbox.notices import NoticeKind, Notices
 from angelia.mailbox.own_keys import OwnKeys
 
 SHORTEST_PREFIX = 8
-
-
-class Overtaken(Conflict):
-    """Another admin has changed the group meanwhile"""
+_OVERTAKEN = "another admin has changed the group meanwhile"
 
 
 class LaterEpoch(UnknownKey):
@@ -55,6 +61,10 @@ class MailboxLogs:
     _notices: Notices
     _directory: Path
 
+    @property
+    def handle(self) -> str:
+        return self._own_keys.identity.handle
+
     def editions(self) -> list[GroupEdition]:
         return [decoded(row[0]) for row in self._database.rows("logs")]
 
@@ -68,24 +78,57 @@ class MailboxLogs:
         """The ids of groups whose nodes or members are to be brought to the newest edition now."""
         return [gid for (gid,) in self._database.rows("unsettled_logs", now)]
 
-    def settle_at(self, group: bytes, at: datetime | None) -> None:
-        """Notes when that is to be tried again; None once it is done."""
-        self._database.write("settle_log_at", base58(group), at)
+    def settle_at(self, edition: GroupEdition, at: datetime | None) -> None:
+        """Notes when that is to be tried again; None once it is done. Nothing is noted if the edition is not the newest
+        one any more."""
+        self._database.write("settle_edition_at", base58(edition.group), edition.digest, at)
 
-    def untold(self, group: bytes) -> list[str]:
-        """The members that have yet to be sent the newest edition."""
-        return [handle for (handle,) in self._database.rows("untold_members", base58(group))]
+    def nothing_to_settle(self, group: bytes) -> None:
+        self._database.write("settle_log_at", base58(group), None)
+
+    def untold(self, edition: GroupEdition) -> Iterator[tuple[str, bytes]]:
+        """The members that have yet to be sent the newest edition, each with a message that brings all editions since
+        the last one that it has."""
+        gid = base58(edition.group)
+        history = LogHistory.read(self._database, gid)
+        if history is None or history.newest.digest != edition.digest:
+            raise EpochConflict(_OVERTAKEN, hint="try again")
+        digests = [one.digest for one in history.chain]
+        bodies = dict[tuple[int, tuple[bool, ...]], bytes]()
+        for handle, told in self._database.rows("untold_members", gid):
+            first = digests.index(told) + 1 if told in digests else 0
+            since = history.chain[first:] or history.chain[-1:]
+            # What was sealed before its time a member reads from a snapshot.
+            was_there = tuple(one.edition.member(handle) is not None for one in since)
+            if (first, was_there) not in bodies:
+                bodies[first, was_there] = self._mail(since, was_there)
+            yield handle, bodies[first, was_there]
+
+    def _mail(self, since: Sequence[SignedEdition], with_key: Sequence[bool]) -> bytes:
+        """A message that brings editions, the newest in any case, and the others as far as they fit."""
+        body, sent = b"", list[SentEdition]()
+        for one, entitled in reversed(list(zip(since, with_key, strict=True))):
+            key = None
+            if entitled:
+                key = self._key(one.edition) if sent else self.key(one.edition)
+            sent.insert(0, SentEdition(one, key))
+            longer = encode_mail(sent)
+            if body and (len(longer) > MAX_EDITION or len(sent) > MAX_SENT):
+                break
+            body = longer
+        return body
 
     def note_untold(self, edition: GroupEdition) -> None:
-        """All other members are to be sent the newest edition, also if they were sent it before."""
+        """All other members are to be sent the editions, also if they were sent them before."""
         with self._database.transaction() as tx:
-            self._note_untold(tx, edition)
+            tx.write("drop_untold_members", base58(edition.group))
+            self._note_untold(tx, edition, None)
 
     def note_told(self, edition: GroupEdition, handles: Iterable[str]) -> None:
         """Members were sent an edition. Nothing is noted if it is not the newest one any more."""
         with self._database.transaction() as tx:
-            history = LogHistory.read(tx, base58(edition.group))
-            if history is not None and history.newest == edition:
+            found = tx.row("log", base58(edition.group))
+            if found is not None and decoded(found[0]) == edition:
                 for handle in handles:
                     tx.write("drop_untold_member", base58(edition.group), handle)
 
@@ -113,7 +156,7 @@ class MailboxLogs:
 
     def me(self, edition: GroupEdition) -> EditionMember:
         """This agent as a member; NotMember if the edition does not list it."""
-        found = edition.member(self._own_keys.identity.handle)
+        found = edition.member(self.handle)
         if found is None:
             raise NotMember(f"you are not a member of {edition.name} any more")
         return found
@@ -123,122 +166,142 @@ class MailboxLogs:
         header = envelope.header
         if not header.control or header.channel_id != EDITIONS:
             return False
-        return any(header.sender_nhi in edition.admins for edition in self.editions())
+        return any(self._may_bring(gid, header.sender_nhi) for (gid,) in self._database.rows("log_ids"))
 
     def continues(self, body: bytes, sender: str) -> bool:
-        """Whether a control message brings an edition of a group that its sender is an admin of already."""
+        """Whether a control message brings editions of a group that its sender is an admin of already, also by an
+        edition that does not hold now."""
         try:
-            signed, _ = decode_mail(body)
+            sent = decode_mail(body)
         except InvalidArgument:
             return False
-        known = self.edition(signed.edition.group)
-        return known is not None and sender in known.admins
+        return self._may_bring(base58(sent[0].signed.edition.group), sender)
 
-    def accept(self, signed: SignedEdition, key: EpochKey, sender: str, now: datetime) -> bool:
-        """Stores an edition that an agent sent, with its key. Returns whether the group has another one now.
+    def _may_bring(self, gid: str, sender: str) -> bool:
+        history = LogHistory.read(self._database, gid)
+        return history is not None and sender in history.admins()
+
+    def accept(self, sent: Sequence[SentEdition], sender: str, now: datetime) -> bool:
+        """Stores editions that an agent sent, with their keys. Returns whether the group has another one now.
 
         The first edition of a group is accepted from any admin that it lists: its mail was opened, so the agent allows
         that sender. Later ones hold by the signatures of their authors, whichever agent sent them. One that cannot be
         judged yet is kept: others may come that lead to it."""
-        edition, gid = signed.edition, base58(signed.edition.group)
-        edition.check()
+        gid = base58(sent[0].signed.edition.group)
+        for one in sent:
+            one.signed.edition.check()
         with self._database.transaction() as tx:
             history = LogHistory.read(tx, gid)
+            before = [] if history is None else history.chain
             if history is None:
-                self._check_first(signed, sender)
-                self._keep_key(tx, edition, key, now)
-                LogHistory.first(signed, sender, stamp(now)).save(tx, gid)
-                return True
-            if history.is_past(edition):
-                self._keep_key(tx, edition, key, now, proven=True)
-                return False
-            before = history.chain
-            history.add(signed, sender, stamp(now))
-            self._keep_key(tx, edition, key, now)
+                history = self._joined(sent, sender, now)
+            else:
+                self._add(history, sent, sender, now)
+            for one in sent:
+                if one.key is not None and history.knows(one.signed.digest):
+                    self._keep_key(tx, one.signed.edition, one.key, now)
             history.save(tx, gid)
-            self._follow_up(tx, history, before, now)
-            return history.newest != before[-1].edition
+            if before and history.newest.digest != before[-1].digest:
+                self._follow_up(tx, history, before, now)
+            return not before or history.newest.digest != before[-1].digest
+
+    def _add(self, history: LogHistory, sent: Sequence[SentEdition], sender: str, now: datetime) -> None:
+        refusal = None
+        for one in sent:
+            try:
+                history.add(one.signed, sender, stamp(now))
+            except NotAllowed as error:
+                refusal = error
+        if refusal is not None and not history.knows(sent[-1].signed.digest):
+            raise refusal
+
+    def _joined(self, sent: Sequence[SentEdition], sender: str, now: datetime) -> LogHistory:
+        """The history of a group that is new here; it begins with the first edition that was sent."""
+        base, newest = sent[0].signed, sent[-1].signed
+        name = newest.edition.name
+        if sender not in newest.edition.admins:
+            raise NotAllowed(f"{sender} is not an admin of the group {name}, so its edition is not believed")
+        if not base.is_by_its_author():
+            raise NotAllowed(
+                f"edition {base.edition.number} of the group {name} is not signed by the member that made it"
+            )
+        if newest.edition.member(self.handle) is None:
+            raise NotMember(f"{sender} sent the group {name}, of which you are not a member")
+        history = LogHistory.first(base, sender, stamp(now))
+        for one in sent[1:]:
+            history.add(one.signed, sender, stamp(now))
+        if history.newest.digest != newest.digest:
+            raise NotAllowed(f"the editions of the group {name} do not lead to the one that {sender} sent as the last")
+        return history
 
     def publish(self, edition: GroupEdition, key: EpochKey, now: datetime) -> None:
-        """Signs and stores an edition that was made here. Nodes and members are to be brought to it. Overtaken if it
-        does not follow the newest one."""
+        """Signs and stores an edition that was made here. Nodes and members are to be brought to it. EpochConflict if
+        it does not follow the newest one."""
         with self._database.transaction() as tx:
             self._publish(tx, LogHistory.read(tx, base58(edition.group)), edition, key, now)
 
     def _publish(
         self, tx: MailboxTx, history: LogHistory | None, edition: GroupEdition, key: EpochKey, now: datetime
     ) -> None:
-        edition.check()
-        gid, handle, at = base58(edition.group), self._own_keys.identity.handle, stamp(now)
-        signed = SignedEdition.of(edition, self.sign)
+        edition, gid = edition.checked(), base58(edition.group)
+        signed, handle, at = SignedEdition.of(edition, self.sign), self.handle, stamp(now)
+        before = None if history is None else history.newest.edition
         if history is None:
             history = LogHistory.first(signed, handle, at)
-        elif edition.lineage[:1] != (history.newest.digest,):
-            raise Overtaken(hint="try again")
+        elif edition.parent != history.newest.digest:
+            raise EpochConflict(_OVERTAKEN, hint="try again")
         else:
             history.add(signed, handle, at)
         self._keep_key(tx, edition, key, now)
         history.save(tx, gid)
-        self._note_untold(tx, edition)
+        self._note_untold(tx, edition, before)
         tx.write("settle_log_at", gid, now)
 
-    def _check_first(self, signed: SignedEdition, sender: str) -> None:
-        edition = signed.edition
-        if sender not in edition.admins:
-            raise NotAllowed(f"{sender} is not an admin of the group {edition.name}, so its edition is not believed")
-        if not signed.is_by_its_author():
-            raise NotAllowed(f"the edition of the group {edition.name} is not signed by the member that made it")
-        if edition.member(self._own_keys.identity.handle) is None:
-            raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
-
     def _follow_up(self, tx: MailboxTx, history: LogHistory, before: list[SignedEdition], now: datetime) -> None:
-        """What an admin does when another's edition came: it sees to it that nodes have the one that holds, whatever
-        they were brought to meanwhile; and what it changed in one that does not hold any more, it changes again."""
-        newest = history.newest
-        me = newest.member(self._own_keys.identity.handle)
+        """What an admin does when another's edition holds: it sees to it that nodes have that one, whatever they were
+        brought to meanwhile; and what it changed in editions that hold no more, it changes again, and removes again
+        which members were removed in these."""
+        newest = history.newest.edition
+        me = newest.member(self.handle)
         if me is None or not me.admin:
             return
         tx.write("settle_log_at", base58(newest.group), now)
-        holding = {one.edition.digest for one in history.chain}
-        wanted = newest
+        wanted, holding = newest, {one.digest for one in history.chain}
         for earlier, later in pairwise(before):
-            if later.edition.digest not in holding and later.edition.author == me.binding:
-                wanted = reapplied(wanted, earlier.edition, later.edition)
+            if later.digest not in holding:
+                again = reapplied if later.edition.author == me.binding else removed_again
+                wanted = again(wanted, earlier.edition, later.edition)
         if wanted == newest:
             return
-        key = self.key(newest) if wanted.epoch == newest.epoch else EpochKey.generate()
         told = f"another admin changed the group {newest.name} at the same time"
         try:
-            self._publish(tx, history, wanted.following(newest, me.binding, key, unix_ms(now)), key, now)
-        except InvalidArgument as error:
+            key = self.key(newest) if wanted.epoch == newest.epoch else EpochKey.generate()
+            self._publish(tx, history, wanted.following(newest, me.binding, key), key, now)
+        except (InvalidArgument, NotAllowed, UnknownKey) as error:
             told = f"{told}, and your change does not fit to that: {error.message}"
             self._notices.tell(NoticeKind.WARNING, f"{told}; see angelia log members {newest.name}")
         else:
             self._notices.tell(NoticeKind.WARNING, f"{told}; your change was made again after that one")
 
-    def _note_untold(self, tx: MailboxTx, edition: GroupEdition) -> None:
+    def _note_untold(self, tx: MailboxTx, edition: GroupEdition, before: GroupEdition | None) -> None:
+        """Members are to be sent an edition; those of the one before have that one."""
         gid = base58(edition.group)
-        tx.write("drop_untold_members", gid)
-        for member in edition.members:
-            if member.handle != self._own_keys.identity.handle:
-                tx.write("add_untold_member", gid, member.handle)
-
-    def signed(self, edition: GroupEdition) -> SignedEdition:
-        """The newest edition with its author's signature, as it is sent to members."""
-        history = LogHistory.read(self._database, base58(edition.group))
-        if history is None or history.newest != edition:
-            raise Overtaken(hint="try again")
-        return history.chain[-1]
+        listed = {one.handle for one in edition.members}
+        for handle, _ in tx.rows("untold_members", gid):
+            if handle not in listed:
+                tx.write("drop_untold_member", gid, handle)
+        for handle in listed - {self.handle}:
+            has_one = before is not None and before.member(handle) is not None
+            tx.write("add_untold_member", gid, handle, before.digest if before is not None and has_one else None)
 
     # Keys.
 
-    def _keep_key(
-        self, tx: MailboxTx, edition: GroupEdition, key: EpochKey, now: datetime, *, proven: bool = False
-    ) -> None:
+    def _keep_key(self, tx: MailboxTx, edition: GroupEdition, key: EpochKey, now: datetime) -> None:
+        """Keeps the key of an edition; `LogHistory.save` notes whether that one holds."""
         gid = base58(edition.group)
         row = f"{gid}/{edition.epoch}/{key.key_id}"
         sealed = self._local.encrypt("log_keys", row, key.secret)
-        tx.write("put_log_key", row, gid, edition.epoch, key.key_id, proven, *sealed, now)
+        tx.write("put_log_key", row, gid, edition.epoch, key.key_id, False, *sealed, now)
 
     def forget(self, group: bytes) -> None:
         """Forgets a group with its keys and its database."""
@@ -251,10 +314,14 @@ class MailboxLogs:
 
     def key(self, edition: GroupEdition) -> EpochKey:
         """Returns the key of an edition's epoch, under which messages are sealed."""
-        found = self._database.row("log_key", base58(edition.group), edition.epoch, edition.key_id)
+        found = self._key(edition)
         if found is None:
             raise LaterEpoch(hint="an admin sends it by mail: `angelia log read` fetches it")
-        return EpochKey.of(self._local.decrypt("log_keys", *found))
+        return found
+
+    def _key(self, edition: GroupEdition) -> EpochKey | None:
+        found = self._database.row("log_key", base58(edition.group), edition.epoch, edition.key_id)
+        return None if found is None else EpochKey.of(self._local.decrypt("log_keys", *found))
 
     def keys(self, edition: GroupEdition, epoch: int) -> list[EpochKey]:
         """Returns the keys of an epoch: more than one if two admins changed the group at once. EarlierEpoch or

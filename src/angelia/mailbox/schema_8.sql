@@ -1,8 +1,7 @@
 -- Editions of groups, each signed by the admin that made it: those that led to the newest one, and those that may hold
--- once others come. The earliest one of a group stands without a signature: it came with a group that was joined, or is
--- from before editions were signed.
+-- once others come. One from before editions were signed has no signature.
 CREATE TABLE log_editions (
-  group_id TEXT NOT NULL, digest BLOB NOT NULL, -- empty for one from before they were signed
+  group_id TEXT NOT NULL, digest BLOB NOT NULL, -- empty for one that was here before
   edition BLOB NOT NULL, signature BLOB NOT NULL,
   sender_nhi TEXT NOT NULL, received_at TEXT NOT NULL,
   PRIMARY KEY (group_id, digest)
@@ -20,8 +19,11 @@ DROP TABLE logs;
 ALTER TABLE joined_logs RENAME TO logs;
 CREATE INDEX idx_logs_name ON logs(name);
 
--- The members that this agent, an admin, has yet to send the newest edition.
-CREATE TABLE log_untold (group_id TEXT NOT NULL, handle TEXT NOT NULL, PRIMARY KEY (group_id, handle)) WITHOUT ROWID;
+-- The members that this agent, an admin, has yet to send the newest edition: `told` is the digest of the last one that
+-- they have; NULL if they have none.
+CREATE TABLE log_untold (
+  group_id TEXT NOT NULL, handle TEXT NOT NULL, told BLOB, PRIMARY KEY (group_id, handle)
+) WITHOUT ROWID;
 
 -- The keys of group logs: two admins who change a group at once make two of one epoch. A key is `proven` if it came with
 -- an edition that held at some time; others may go with theirs. Messages of earlier epochs stay on nodes until a snapshot

@@ -629,6 +629,9 @@ SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AN
 SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AND e.digest = newest
 ORDER BY name, logs.group_id
 
+-- name: log_ids
+SELECT group_id FROM logs
+
 -- name: any_log
 SELECT 1 FROM logs LIMIT 1
 
@@ -638,11 +641,16 @@ SELECT group_id FROM logs WHERE settle_at <= ?
 -- name: settle_log_at
 UPDATE logs SET settle_at = ?2 WHERE group_id = ?1
 
+-- name: settle_edition_at
+-- Not if the group has another edition by now: that one is to be brought to nodes and members at once.
+UPDATE logs SET settle_at = ?3 WHERE group_id = ?1 AND newest = ?2
+
 -- name: untold_members
-SELECT handle FROM log_untold WHERE group_id = ?
+SELECT handle, told FROM log_untold WHERE group_id = ?
 
 -- name: add_untold_member
-INSERT INTO log_untold (group_id, handle) VALUES (?, ?) ON CONFLICT DO NOTHING
+-- One that was not sent an earlier edition either is sent both.
+INSERT INTO log_untold (group_id, handle, told) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
 -- name: drop_untold_member
 DELETE FROM log_untold WHERE group_id = ? AND handle = ?
@@ -680,6 +688,9 @@ SELECT digest, edition, signature, sender_nhi, received_at FROM log_editions WHE
 
 -- name: drop_log_editions
 DELETE FROM log_editions WHERE group_id = ?
+
+-- name: drop_log_edition
+DELETE FROM log_editions WHERE group_id = ? AND digest = ?
 
 -- name: add_log_edition
 INSERT INTO log_editions (group_id, digest, edition, signature, sender_nhi, received_at) VALUES (?, ?, ?, ?, ?, ?)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.errors import InvalidArgument
 from angelia.grouplog.model.editions import (
-    MAX_LINEAGE,
     EditionMember,
     EditionNode,
     GroupEdition,
+    SentEdition,
     SignedEdition,
     decode_mail,
     encode_mail,
@@ -32,6 +32,7 @@ ALICE, BOB = (
     for number, name in enumerate(("alice", "bob"), 1)
 )
 CAROL = new_member(GROUP, 3, "carol", Key(b"carol").public, admin=False)
+OTHER = new_member(b"o" * 32, 1, "alice", Key(b"alice").public, admin=True)
 EDITION = GroupEdition(
     group=GROUP,
     name="team",
@@ -44,9 +45,8 @@ EDITION = GroupEdition(
     nodes=(node_of(1), node_of(2)),
     epoch=2,
     author=1,
-    made_at=1_000,
     key_id=KEY.key_id,
-    lineage=(b"\x03" * 32, b"\x02" * 32),
+    parent=b"\x03" * 32,
 )
 
 
@@ -55,13 +55,13 @@ def changed(**values: object) -> GroupEdition:
 
 
 def mail_of(edition: GroupEdition, key: EpochKey = KEY) -> bytes:
-    return encode_mail(SignedEdition.of(edition, Key(b"alice").sign), key)
+    return encode_mail([SentEdition(SignedEdition.of(edition, Key(b"alice").sign), key)])
 
 
 def mailed(edition: GroupEdition) -> GroupEdition:
-    found, key = decode_mail(mail_of(edition))
-    assert key == KEY
-    return found.edition
+    (found,) = decode_mail(mail_of(edition))
+    assert found.key == KEY
+    return found.signed.edition
 
 
 def test_a_member_reads_the_edition_and_its_key_as_an_admin_sent_them() -> None:
@@ -115,9 +115,8 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         changed(min_copies=3),
         changed(members=(ALICE, msgspec.structs.replace(BOB, sender=b"borrowed"))),
         changed(members=(ALICE, msgspec.structs.replace(BOB, public_keys=(Key(b"mallory").public,)))),
-        changed(lineage=()),
-        changed(number=2),
-        changed(number=100, lineage=(bytes(32),) * (MAX_LINEAGE + 1)),
+        changed(parent=None),
+        changed(number=1),
         changed(key_id=EpochKey.of(b"\x45" * 32).key_id),
         changed(key_id=None),
     ],
@@ -133,9 +132,8 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         "more copies than nodes",
         "a sender that its key does not give",
         "a key that does not give its sender",
-        "nothing before it",
-        "more before it than there were",
-        "too much before it",
+        "none before it",
+        "one before the first",
         "another key than it comes with",
         "no key",
     ],
@@ -156,6 +154,7 @@ def test_an_edition_that_contradicts_itself_is_refused(wrong: GroupEdition) -> N
         {"name": "t" * 65},
         {"number": 0},
         {"number": 1 << 53},
+        {"parent": b"short"},
         {"epoch": 0},
         {"depth": 16},
         {"min_copies": 0},
@@ -202,9 +201,27 @@ def test_members_are_found_by_handle_and_by_sender_past_ones_by_sender_only() ->
     assert EDITION.admins == ["alice"]
 
 
-def test_a_binding_is_never_used_again() -> None:
-    assert EDITION.next_binding == 4
-    assert changed(past=()).next_binding == 3
+def test_a_binding_is_never_used_again_and_two_admins_hardly_give_the_same_one_at_once() -> None:
+    given = {EDITION.new_binding(f"agent-{number}") for number in range(200)}
+    assert min(given) > 3
+    assert len(given) > 195
+    assert EDITION.new_binding("dave") == EDITION.new_binding("dave")
+    assert changed(past=()).new_binding("dave") > 2
+
+
+def test_mail_brings_several_editions_and_the_keys_of_those_that_its_recipient_was_in() -> None:
+    later = changed().following(EDITION, 1, KEY)
+    signed = [SignedEdition.of(one, Key(b"alice").sign) for one in (EDITION, later)]
+    sent = [SentEdition(signed[0], None), SentEdition(signed[1], KEY)]
+    assert decode_mail(encode_mail(sent)) == sent
+    other = SignedEdition.of(changed(group=b"o" * 32, members=(OTHER,), past=()), Key(b"alice").sign)
+    for wrong in (
+        [sent[0]],
+        [SentEdition(signed[0], EpochKey.generate()), sent[1]],
+        [SentEdition(other, None), sent[1]],
+    ):
+        with pytest.raises(InvalidArgument):
+            decode_mail(encode_mail(wrong))
 
 
 def as_is(member: EditionMember) -> EditionMember:

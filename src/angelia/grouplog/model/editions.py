@@ -6,9 +6,11 @@ about the group, and nodes never learn names or keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Self
 from uuid import UUID
 
 import msgspec
@@ -34,8 +36,9 @@ from angelia.grouplog.model.ids import MAX_SEQ, sender_id
 # The channel_id of mail that brings an edition, by which a member fetches it before its other mail.
 EDITIONS = UUID("a6d1c1a0-6c6f-8e65-9a2b-67726f75706b")
 MAX_NAME = 64
-MAX_LINEAGE = 64  # editions before one that it names: a member that missed more of them cannot follow
+MAX_SENT = 64  # editions of one mail
 MAX_EDITION = MAX_PLAINTEXT - 256  # of mail; the rest is for key and signature
+_BINDING_GAP = 1 << 20
 _VERSION = 2
 _DIGEST_LABEL = b"angelia/v1/group-edition\0"
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)]
@@ -106,8 +109,9 @@ class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, repr_omit_defaults=True):
     """A group at one moment; each edition replaces the one before it whole.
 
-    `author` is the binding of the admin that made it, `key_id` names the key of its epoch, and `lineage` has the
-    digests of the editions before it, the newest first. Those from before editions were signed have none of these."""
+    Members are listed in the order in which they joined. `author` is the binding of the admin that made the edition,
+    `parent` the digest of the one before it, and `key_id` names the key of its epoch. Those from before editions were
+    signed have none of these."""
 
     group: GroupId
     name: Name
@@ -120,23 +124,17 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     nodes: Annotated[tuple[EditionNode, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     epoch: Number
     author: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)] = 0
-    made_at: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)] = 0  # in milliseconds since 1970, by its author's clock
     key_id: UUID | None = None
-    lineage: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_LINEAGE)] = ()
+    parent: Digest | None = None
 
     @property
     def digest(self) -> bytes:
         return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
 
-    def following(self, before: GroupEdition, author: int, key: EpochKey, now_ms: int) -> GroupEdition:
+    def following(self, before: GroupEdition, author: int, key: EpochKey) -> GroupEdition:
         """This edition as the one after another, as its author makes it."""
         return msgspec.structs.replace(
-            self,
-            number=before.number + 1,
-            author=author,
-            made_at=max(now_ms, before.made_at + 1),
-            key_id=key.key_id,
-            lineage=(before.digest, *before.lineage)[:MAX_LINEAGE],
+            self, number=before.number + 1, author=author, key_id=key.key_id, parent=before.digest
         )
 
     @property
@@ -165,14 +163,26 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     def node(self, id: bytes) -> EditionNode | None:
         return next((node for node in self.nodes if node.id == id), None)
 
-    @property
-    def next_binding(self) -> int:
-        return max(member.binding for member in (*self.members, *self.past)) + 1
+    def new_binding(self, handle: str) -> int:
+        """The binding of a member that is added to this edition: above all that were used, and hardly that of another
+        member which another admin adds at the same time."""
+        highest = max(member.binding for member in (*self.members, *self.past))
+        chance = sha256(self.digest + handle.encode()).digest()
+        return highest + 1 + int.from_bytes(chance[:4]) % _BINDING_GAP
 
     def check(self) -> None:
         """Raises InvalidArgument for an edition that contradicts itself."""
         for problem in self._problems():
             raise InvalidArgument(problem)
+
+    def checked(self) -> Self:
+        """Returns the edition as its recipients will read it; InvalidArgument if they would refuse it."""
+        try:
+            edition = msgspec.msgpack.decode(msgspec.msgpack.encode(self), type=type(self))
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"this is no group: {error}") from error
+        edition.check()
+        return edition
 
     def _problems(self) -> Iterator[str]:
         every = (*self.members, *self.past)
@@ -184,8 +194,8 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             yield "an edition of a group has no admin, or a member without a handle"
         if len({node.id for node in self.nodes}) < len(self.nodes) or self.min_copies > len(self.nodes):
             yield "an edition of a group has too few nodes, or one twice"
-        if not min(1, self.number - 1) <= len(self.lineage) <= self.number - 1:
-            yield "an edition of a group does not name the editions before it"
+        if self.author and (self.parent is None) != (self.number == 1):
+            yield "an edition of a group does not name the one before it"
         if len(msgspec.msgpack.encode(self)) > MAX_EDITION:
             yield f"an edition of a group has at most {MAX_EDITION:,} bytes, so it has fewer members than these"
         for member in every:
@@ -193,7 +203,8 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
                 yield "an edition of a group has a member with another sender id than its key gives"
 
 
-class SignedEdition(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class SignedEdition:
     """An edition with the signature of its author, which is empty for one from before they were signed."""
 
     edition: GroupEdition
@@ -203,30 +214,51 @@ class SignedEdition(msgspec.Struct, frozen=True):
     def of(cls, edition: GroupEdition, sign: Sign) -> SignedEdition:
         return cls(edition, sign(edition.digest))
 
+    @cached_property
+    def digest(self) -> bytes:
+        return self.edition.digest
+
     def is_by_its_author(self) -> bool:
         """Whether the member that it names as its author signed it: what a new member of a group can verify."""
         every = (*self.edition.members, *self.edition.past)
-        return any(one.binding == self.edition.author and self.is_by(one) for one in every)
+        return any(
+            self.is_signed_with(key) for one in every if one.binding == self.edition.author for key in one.public_keys
+        )
 
-    def is_by(self, author: EditionMember) -> bool:
-        return any(verifying_key(key).holds(self.signature, self.edition.digest) for key in author.public_keys)
+    def is_signed_with(self, public_key: bytes) -> bool:
+        return verifying_key(public_key).holds(self.signature, self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class SentEdition:
+    """An edition on its way to a member, with the key of its epoch if the member was in the group then."""
+
+    signed: SignedEdition
+    key: EpochKey | None
+
+
+class _Sent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    edition: GroupEdition
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]
+    secret: Secret | None
 
 
 class _Mail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: int
-    edition: GroupEdition
-    secret: Secret
-    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    editions: Annotated[tuple[_Sent, ...], msgspec.Meta(min_length=1, max_length=MAX_SENT)]
 
 
-def encode_mail(signed: SignedEdition, key: EpochKey) -> bytes:
-    """Returns the body of a control message that brings an edition with the key of its epoch."""
-    mail = _Mail(_VERSION, signed.edition, key.secret, signed.signature)
-    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(mail)
+def encode_mail(editions: Sequence[SentEdition]) -> bytes:
+    """Returns the body of a control message that brings editions of a group, which follow each other."""
+    sent = [
+        _Sent(one.signed.edition, one.signed.signature, None if one.key is None else one.key.secret) for one in editions
+    ]
+    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(_Mail(_VERSION, tuple(sent)))
 
 
-def decode_mail(message: bytes) -> tuple[SignedEdition, EpochKey]:
-    """Parses the body of a control message; InvalidArgument if it brings no sound edition with its key."""
+def decode_mail(message: bytes) -> list[SentEdition]:
+    """Parses the body of a control message; InvalidArgument if it does not bring sound editions of one group, the last
+    of them with its key."""
     if message[:1] != bytes((Control.GROUP_KEY,)):
         raise InvalidArgument("the message brings no edition of a group")
     try:
@@ -235,11 +267,17 @@ def decode_mail(message: bytes) -> tuple[SignedEdition, EpochKey]:
         raise InvalidArgument(f"the edition of a group cannot be read: {error}") from error
     if mail.version != _VERSION:
         raise InvalidArgument("the edition of a group is of a version that is not known", hint="update Angelia")
-    mail.edition.check()
-    key = EpochKey.of(mail.secret)
-    if key.key_id != mail.edition.key_id:
+    if len({one.edition.group for one in mail.editions}) > 1:
+        raise InvalidArgument("a message brings editions of one group")
+    return [_received(one, needs_key=one is mail.editions[-1]) for one in mail.editions]
+
+
+def _received(sent: _Sent, *, needs_key: bool) -> SentEdition:
+    sent.edition.check()
+    key = None if sent.secret is None else EpochKey.of(sent.secret)
+    if (needs_key or key is not None) and (key is None or key.key_id != sent.edition.key_id):
         raise InvalidArgument("the edition of a group comes with another key than it names")
-    return SignedEdition(mail.edition, mail.signature), key
+    return SentEdition(SignedEdition(sent.edition, sent.signature), key)
 
 
 def new_member(group: bytes, binding: int, handle: str, public_key: bytes, *, admin: bool) -> EditionMember:
