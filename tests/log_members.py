@@ -36,7 +36,7 @@ def first_edition(
         new_member(group, number, box.identity.handle, box.identity.pair.public.ed25519, admin=number == 1)
         for number, box in enumerate(boxes, 1)
     ]
-    return GroupEdition(
+    edition = GroupEdition(
         group=group,
         name=name,
         number=1,
@@ -47,9 +47,10 @@ def first_edition(
         past=(),
         nodes=tuple(nodes) or (node_of(1),),
         epoch=1,
-        author=1,
+        author=members[0].sender,
         key_id=key.key_id,
     )
+    return boxes[0].logs.granted(edition, None)
 
 
 def share(edition: GroupEdition, key: EpochKey, author: Mailbox, *others: Mailbox) -> None:
@@ -59,9 +60,9 @@ def share(edition: GroupEdition, key: EpochKey, author: Mailbox, *others: Mailbo
         assert box.logs.accept(sent(edition, author, key), author.identity.handle, NOW)
 
 
-def sent(edition: GroupEdition, author: Mailbox, key: EpochKey | None) -> list[SentEdition]:
-    """An edition as mail brings it."""
-    return [SentEdition(SignedEdition.of(edition, author.logs.sign), key)]
+def sent(edition: GroupEdition, signer: Mailbox, key: EpochKey, *keys: tuple[int, EpochKey]) -> SentEdition:
+    """An edition as mail brings it, with the keys of earlier epochs."""
+    return SentEdition(SignedEdition.of(edition, signer.logs.sign), [*keys, (edition.epoch, key)])
 
 
 def following(before: GroupEdition, author: Mailbox, key: EpochKey, **changes: object) -> GroupEdition:
@@ -69,7 +70,7 @@ def following(before: GroupEdition, author: Mailbox, key: EpochKey, **changes: o
     own = before.member(author.identity.handle)
     assert own is not None
     wanted: GroupEdition = msgspec.structs.replace(before, **changes)  # type: ignore[arg-type]
-    return wanted.following(before, own.binding, key)
+    return author.logs.granted(wanted.following(before, own.sender, key), before)
 
 
 def without(edition: GroupEdition, handle: str, author: Mailbox, key: EpochKey) -> GroupEdition:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from angelia.mailbox.log_history import MOST_HELD, MOST_OF_SENDER
 
 from angelia.client.log_editions import take_editions
 from angelia.envelope.group_sealing import GroupPlace
@@ -21,7 +22,6 @@ from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail,
 from angelia.grouplog.model.ids import MAX_SEQ, base58
 from angelia.mailbox import database, identity
 from angelia.mailbox.database import FILE, stamp
-from angelia.mailbox.log_history import MOST_HELD, MOST_OF_SENDER
 from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_replica import opened_replica
 from angelia.mailbox.logs import EarlierEpoch, LaterEpoch

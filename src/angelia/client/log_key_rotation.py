@@ -43,7 +43,7 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
                 wanted = publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
             except AngeliaError as error:  # the rotation itself must not wait for that
                 told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
-                told = f"{told}; an older admin runs angelia log members {edition.name} --refresh"
+                told = f"{told}; {edition.owner.handle} runs angelia log members {edition.name} --refresh"
                 mailbox.notices.tell(NoticeKind.WARNING, told)
                 continue
         for node in edition.nodes:

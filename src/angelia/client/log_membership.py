@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     NodeDocument,
 )
-from angelia.grouplog.model.edition_history import needs_new_key, overruled
+from angelia.grouplog.model.edition_changes import needs_new_key
 from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, new_member
 from angelia.grouplog.model.ids import base58, parse_group
 from angelia.mailbox import log_replica
@@ -111,7 +112,8 @@ def create_log(
         epoch=1,
     )
     key = EpochKey.generate()
-    edition = msgspec.structs.replace(edition, author=1, key_id=key.key_id).checked()
+    edition = msgspec.structs.replace(edition, author=listed[0].sender, key_id=key.key_id)
+    edition = mailbox.logs.granted(edition, None).checked()
     mailbox.logs.publish(edition, key, clock.now())
     log_replica.make_first(mailbox.logs, edition)
     return (yield from _settled(mailbox, edition, _tokens(nodes)))
@@ -135,7 +137,7 @@ def settle_open(mailbox: Mailbox) -> Exchange[None]:
             mailbox.logs.nothing_to_settle(parse_group(gid))
             continue
         with contextlib.suppress(AngeliaError):
-            if edition.key_id is None:  # from before editions were signed
+            if edition.grant is None:  # from before editions were signed
                 edition = publish_next(mailbox, edition, edition)
             mailbox.logs.settle_at(edition, clock.now() + _AGAIN)  # if it fails
             yield from _settled(mailbox, edition, {}, edition)
@@ -144,16 +146,18 @@ def settle_open(mailbox: Mailbox) -> Exchange[None]:
 def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:
     """Adds members, or makes members admins. They read what was written before from a snapshot: see `compact`."""
     edition = mailbox.logs.find(name)
-    keys = yield from _signing_keys(mailbox, [one for one in handles if edition.member(one) is None])
+    keys = yield from _signing_keys(mailbox, [one for one in handles if admin or edition.member(one) is None])
 
     def change(edition: GroupEdition) -> GroupEdition:
         listed = [
             new_member(edition.group, edition.new_binding(handle), handle, key, admin=False)
             for handle, key in keys.items()
-            if edition.member(handle) is None
+            if edition.member(handle) is None  # the other admin may have added it
         ]
         members = [
-            msgspec.structs.replace(one, admin=one.admin or admin) if one.handle in handles else one
+            msgspec.structs.replace(one.with_key(keys[one.handle]), admin=one.admin or admin)
+            if one.handle in keys
+            else one
             for one in (*edition.members, *listed)
         ]
         return msgspec.structs.replace(edition, members=tuple(members))
@@ -247,32 +251,27 @@ def _changed(
     for _ in range(_RACES):
         before = mailbox.logs.find(name)
         _check_admin(mailbox, before)
-        wanted = change((yield from _with_present_keys(mailbox, before)))
-        if wanted != before or before.key_id is None:
-            _check_ranks(mailbox, before, wanted)
+        keys = yield from _present_keys(mailbox, before)
+        members = tuple(one.with_key(keys.get(one.sender, one.public_key)) for one in before.members)
+        wanted = change(msgspec.structs.replace(before, members=members))
+        if mailbox.logs.granted(wanted, before, keys) != before:
             try:
-                wanted = publish_next(mailbox, before, wanted)
+                wanted = publish_next(mailbox, before, wanted, keys)
             except EpochConflict:
                 continue
         return (yield from _settled(mailbox, wanted, tokens or {}, before))
     raise EpochConflict("other admins change the group faster than this agent can", hint="try again")
 
 
-def _check_ranks(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> None:
-    above = overruled(before, wanted, mailbox.logs.me(before))
-    if above:
-        names = ", ".join(one.handle for one in above)
-        raise Denied(
-            f"{names} joined {before.name} before you did, and is its admin", hint="only an older admin removes it"
-        )
-
-
-def publish_next(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> GroupEdition:
+def publish_next(
+    mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition, verified: Mapping[bytes, bytes] = MappingProxyType({})
+) -> GroupEdition:
     """Makes an edition that follows another, under a new key if a member went or has another one. Returns it as it is
     stored; EpochConflict if another came in between."""
     key = EpochKey.generate() if (renews := needs_new_key(before, wanted)) else mailbox.logs.key(before)
     wanted = msgspec.structs.replace(wanted, epoch=before.epoch + renews)
-    made = wanted.following(before, mailbox.logs.me(before).binding, key).checked()
+    wanted = wanted.following(before, mailbox.logs.me(before).sender, key)
+    made = mailbox.logs.granted(wanted, before, verified).checked()
     mailbox.logs.publish(made, key, clock.now())
     return made
 
@@ -412,21 +411,15 @@ def _signing_key(mailbox: Mailbox, handle: str) -> Exchange[bytes]:
     return known.bundle.signer.ed25519
 
 
-def _with_present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[GroupEdition]:
-    """Returns an edition with the present keys of its members, as far as they can be asked for now. Admins of a higher
-    rank tell of their next keys themselves."""
-    members, me = list[EditionMember](), mailbox.logs.me(edition)
-    ranks_above = True
+def _present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[dict[bytes, bytes]]:
+    """The present keys of members, as far as they can be asked for now. The owner tells of its next key itself."""
+    keys: dict[bytes, bytes] = {}
     for member in edition.members:
-        ranks_above = ranks_above and member is not me
-        if ranks_above and member.admin:
-            members.append(member)
+        if member is edition.owner and member.handle != mailbox.identity.handle:
             continue
-        try:
-            members.append(member.with_key((yield from _signing_key(mailbox, member.handle))))
-        except AngeliaError:
-            members.append(member)
-    return msgspec.structs.replace(edition, members=tuple(members))
+        with contextlib.suppress(AngeliaError):
+            keys[member.sender] = yield from _signing_key(mailbox, member.handle)
+    return keys
 
 
 def _check_admin(mailbox: Mailbox, edition: GroupEdition) -> None:

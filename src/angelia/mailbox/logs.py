@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
 
 from angelia.envelope import group_sealing
 from angelia.envelope.group_sealing import GroupPlace
-from angelia.envelope.refusals import NotAllowed, OpenFailed, UnknownKey
+from angelia.envelope.refusals import NotAllowed, OpenFailed, Refused, UnknownKey
 from angelia.envelope.sealing import EpochKey
 from angelia.envelope.wire import Envelope
-from angelia.errors import Conflict, EpochConflict, InvalidArgument, NoGroup, NotMember
-from angelia.grouplog.model.edition_history import reapplied, removed_again
+from angelia.errors import AngeliaError, Conflict, Denied, EpochConflict, InvalidArgument, NoGroup, NotMember
+from angelia.grouplog.model import admin_grants
+from angelia.grouplog.model.edition_changes import reapplied
 from angelia.grouplog.model.editions import (
     EDITIONS,
-    MAX_EDITION,
-    MAX_SENT,
     EditionMember,
     GroupEdition,
     SentEdition,
@@ -29,13 +31,14 @@ from angelia.grouplog.model.editions import (
 )
 from angelia.grouplog.model.ids import base58
 from angelia.mailbox import private_files
-from angelia.mailbox.database import MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import BrokenDatabase, MailboxDatabase, MailboxTx, NamedStatements
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.log_history import LogHistory, decoded
 from angelia.mailbox.notices import NoticeKind, Notices
 from angelia.mailbox.own_keys import OwnKeys
 
+T = TypeVar("T")
 SHORTEST_PREFIX = 8
+_LONGEST_RUN = 8  # own editions that are remembered to be made again
 _OVERTAKEN = "another admin has changed the group meanwhile"
 
 
@@ -49,6 +52,32 @@ class UnknownSender(OpenFailed):
 
 class EarlierEpoch(UnknownKey):
     """The message is from before this agent was a member"""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A group as it is stored: its newest edition; and, if that was made here, the run of this agent's own editions up
+    to it, behind the one that they began with."""
+
+    signed: SignedEdition
+    run: tuple[GroupEdition, ...]
+
+    @property
+    def edition(self) -> GroupEdition:
+        return self.signed.edition
+
+    @classmethod
+    def read(cls, tx: NamedStatements, gid: str) -> LogRow | None:
+        found = tx.row("log", gid)
+        if found is None:
+            return None
+        edition, signature, run = found
+        return cls(SignedEdition(_decoded(edition, GroupEdition), signature), _decoded(run, tuple[GroupEdition, ...]))
+
+    def write(self, tx: MailboxTx, gid: str, sender: str, now: datetime) -> None:
+        packed, run = msgspec.msgpack.encode(self.edition), msgspec.msgpack.encode(self.run)
+        values = (self.edition.name, self.edition.number, packed, self.signed.signature, run, sender, now)
+        tx.write("put_log", gid, *values)
 
 
 @dataclass(eq=False, repr=False)
@@ -66,7 +95,7 @@ class MailboxLogs:
         return self._own_keys.identity.handle
 
     def editions(self) -> list[GroupEdition]:
-        return [decoded(row[0]) for row in self._database.rows("logs")]
+        return [_decoded(row[0], GroupEdition) for row in self._database.rows("logs")]
 
     def any(self) -> bool:
         """Whether this agent is in any group."""
@@ -81,62 +110,57 @@ class MailboxLogs:
     def settle_at(self, edition: GroupEdition, at: datetime | None) -> None:
         """Notes when that is to be tried again; None once it is done. Nothing is noted if the edition is not the newest
         one any more."""
-        self._database.write("settle_edition_at", base58(edition.group), edition.digest, at)
+        with self._database.transaction() as tx:
+            if self._newest(tx, edition.group) == edition:
+                tx.write("settle_log_at", base58(edition.group), at)
 
     def nothing_to_settle(self, group: bytes) -> None:
         self._database.write("settle_log_at", base58(group), None)
 
     def untold(self, edition: GroupEdition) -> Iterator[tuple[str, bytes]]:
-        """The members that have yet to be sent the newest edition, each with a message that brings all editions since
-        the last one that it has."""
+        """The members that have yet to be sent the newest edition, each with the message that brings it."""
         gid = base58(edition.group)
-        history = LogHistory.read(self._database, gid)
-        if history is None or history.newest.digest != edition.digest:
+        stored = LogRow.read(self._database, gid)
+        if stored is None or stored.edition != edition:
             raise EpochConflict(_OVERTAKEN, hint="try again")
-        digests = [one.digest for one in history.chain]
-        bodies = dict[tuple[int, tuple[bool, ...]], bytes]()
-        for handle, told in self._database.rows("untold_members", gid):
-            first = digests.index(told) + 1 if told in digests else 0
-            since = history.chain[first:] or history.chain[-1:]
-            # What was sealed before its time a member reads from a snapshot.
-            was_there = tuple(one.edition.member(handle) is not None for one in since)
-            if (first, was_there) not in bodies:
-                bodies[first, was_there] = self._mail(since, was_there)
-            yield handle, bodies[first, was_there]
+        bodies: dict[int, bytes] = {}
+        for sender, epoch in self._database.rows("untold_members", gid):
+            member = edition.by_sender(sender)
+            if member not in edition.members:
+                continue  # another admin has removed it
+            if epoch not in bodies:
+                bodies[epoch] = encode_mail(SentEdition(stored.signed, self._keys_since(edition, epoch)))
+            yield member.handle, bodies[epoch]
 
-    def _mail(self, since: Sequence[SignedEdition], with_key: Sequence[bool]) -> bytes:
-        """A message that brings editions, the newest in any case, and the others as far as they fit."""
-        body, sent = b"", list[SentEdition]()
-        for one, entitled in reversed(list(zip(since, with_key, strict=True))):
-            key = None
-            if entitled:
-                key = self._key(one.edition) if sent else self.key(one.edition)
-            sent.insert(0, SentEdition(one, key))
-            longer = encode_mail(sent)
-            if body and (len(longer) > MAX_EDITION or len(sent) > MAX_SENT):
-                break
-            body = longer
-        return body
+    def _keys_since(self, edition: GroupEdition, epoch: int) -> list[tuple[int, EpochKey]]:
+        """The keys of the epochs after one, that of the edition last."""
+        keys = list[tuple[int, EpochKey]]()
+        for at, row, nonce, secret in self._database.rows("log_keys_since", base58(edition.group), epoch):
+            if at < edition.epoch:
+                keys.append((at, EpochKey.of(self._local.decrypt("log_keys", row, nonce, secret))))
+        return [*keys, (edition.epoch, self.key(edition))]
 
     def note_untold(self, edition: GroupEdition) -> None:
-        """All other members are to be sent the editions, also if they were sent them before."""
+        """All other members are to be sent the newest edition, also if they were sent it before."""
         with self._database.transaction() as tx:
-            tx.write("drop_untold_members", base58(edition.group))
-            self._note_untold(tx, edition, None)
+            self._note_untold(tx, edition, edition)
 
-    def note_told(self, edition: GroupEdition, handles: Iterable[str]) -> None:
+    def note_told(self, edition: GroupEdition, handles: Collection[str]) -> None:
         """Members were sent an edition. Nothing is noted if it is not the newest one any more."""
         with self._database.transaction() as tx:
-            found = tx.row("log", base58(edition.group))
-            if found is not None and decoded(found[0]) == edition:
-                for handle in handles:
-                    tx.write("drop_untold_member", base58(edition.group), handle)
+            if self._newest(tx, edition.group) == edition:
+                for member in edition.members:
+                    if member.handle in handles:
+                        tx.write("drop_untold_member", base58(edition.group), member.sender)
 
     # Editions.
 
     def edition(self, group: bytes) -> GroupEdition | None:
-        found = self._database.row("log", base58(group))
-        return None if found is None else decoded(found[0])
+        return self._newest(self._database, group)
+
+    def _newest(self, tx: NamedStatements, group: bytes) -> GroupEdition | None:
+        found = LogRow.read(tx, base58(group))
+        return None if found is None else found.edition
 
     def find(self, name: str) -> GroupEdition:
         """Returns a group by its name, its id, or the beginning of that."""
@@ -166,147 +190,155 @@ class MailboxLogs:
         header = envelope.header
         if not header.control or header.channel_id != EDITIONS:
             return False
-        return any(self._may_bring(gid, header.sender_nhi) for (gid,) in self._database.rows("log_ids"))
+        return any(header.sender_nhi in edition.admins for edition in self.editions())
 
     def continues(self, body: bytes, sender: str) -> bool:
-        """Whether a control message brings editions of a group that its sender is an admin of already, also by an
-        edition that does not hold now."""
+        """Whether a control message brings an edition of a group that its sender is an admin of already."""
         try:
             sent = decode_mail(body)
         except InvalidArgument:
             return False
-        return self._may_bring(base58(sent[0].signed.edition.group), sender)
+        known = self.edition(sent.signed.edition.group)
+        return known is not None and sender in known.admins
 
-    def _may_bring(self, gid: str, sender: str) -> bool:
-        history = LogHistory.read(self._database, gid)
-        return history is not None and sender in history.admins()
-
-    def accept(self, sent: Sequence[SentEdition], sender: str, now: datetime) -> bool:
-        """Stores editions that an agent sent, with their keys. Returns whether the group has another one now.
+    def accept(self, sent: SentEdition, sender: str, now: datetime) -> bool:
+        """Stores an edition that an agent sent, with its keys. Returns whether the group has another one now.
 
         The first edition of a group is accepted from any admin that it lists: its mail was opened, so the agent allows
-        that sender. Later ones hold by the signatures of their authors, whichever agent sent them. One that cannot be
-        judged yet is kept: others may come that lead to it."""
-        gid = base58(sent[0].signed.edition.group)
-        for one in sent:
-            one.signed.edition.check()
+        that sender. Later ones hold by the signatures of their author and of the group's owner, whichever agent sent
+        them; of all that are sound the last one in their order holds, whenever it comes."""
+        signed, edition, gid = sent.signed, sent.signed.edition, base58(sent.signed.edition.group)
         with self._database.transaction() as tx:
-            history = LogHistory.read(tx, gid)
-            before = [] if history is None else history.chain
-            if history is None:
-                history = self._joined(sent, sender, now)
-            else:
-                self._add(history, sent, sender, now)
-            for one in sent:
-                if one.key is not None and history.knows(one.signed.digest):
-                    self._keep_key(tx, one.signed.edition, one.key, now)
-            history.save(tx, gid)
-            if before and history.newest.digest != before[-1].digest:
-                self._follow_up(tx, history, before, now)
-            return not before or history.newest.digest != before[-1].digest
-
-    def _add(self, history: LogHistory, sent: Sequence[SentEdition], sender: str, now: datetime) -> None:
-        refusal = None
-        for one in sent:
-            try:
-                history.add(one.signed, sender, stamp(now))
-            except NotAllowed as error:
-                refusal = error
-        if refusal is not None and not history.knows(sent[-1].signed.digest):
-            raise refusal
-
-    def _joined(self, sent: Sequence[SentEdition], sender: str, now: datetime) -> LogHistory:
-        """The history of a group that is new here; it begins with the first edition that was sent."""
-        base, newest = sent[0].signed, sent[-1].signed
-        name = newest.edition.name
-        if sender not in newest.edition.admins:
-            raise NotAllowed(f"{sender} is not an admin of the group {name}, so its edition is not believed")
-        if not base.is_by_its_author():
-            raise NotAllowed(
-                f"edition {base.edition.number} of the group {name} is not signed by the member that made it"
-            )
-        if newest.edition.member(self.handle) is None:
-            raise NotMember(f"{sender} sent the group {name}, of which you are not a member")
-        history = LogHistory.first(base, sender, stamp(now))
-        for one in sent[1:]:
-            history.add(one.signed, sender, stamp(now))
-        if history.newest.digest != newest.digest:
-            raise NotAllowed(f"the editions of the group {name} do not lead to the one that {sender} sent as the last")
-        return history
+            stored = LogRow.read(tx, gid)
+            if stored is None:
+                if sender not in edition.admins:
+                    told = f"{sender} is not an admin of the group {edition.name}, so its edition is not believed"
+                    raise NotAllowed(told)
+                if edition.member(self.handle) is None:
+                    raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
+            elif edition.owner.sender != stored.edition.owner.sender or edition.config != stored.edition.config:
+                raise NotAllowed(f"{sender} sent an edition of {edition.name} that has another owner or configuration")
+            if not signed.is_sound():
+                raise NotAllowed(f"edition {edition.number} of the group {edition.name} is not signed by its admins")
+            newer = stored is None or edition.order > stored.edition.order
+            believed = edition.admins if stored is None or newer else stored.edition.admins
+            for epoch, key in sent.keys:
+                if sender in believed or (newer and epoch == edition.epoch):
+                    self._keep_key(tx, gid, epoch, key, now)
+            if not newer:
+                return False
+            LogRow(signed, ()).write(tx, gid, sender, now)
+            if stored is not None:
+                self._follow_up(tx, stored, edition, now)
+            return True
 
     def publish(self, edition: GroupEdition, key: EpochKey, now: datetime) -> None:
         """Signs and stores an edition that was made here. Nodes and members are to be brought to it. EpochConflict if
         it does not follow the newest one."""
         with self._database.transaction() as tx:
-            self._publish(tx, LogHistory.read(tx, base58(edition.group)), edition, key, now)
+            self._publish(tx, LogRow.read(tx, base58(edition.group)), edition, key, now)
+
+    def granted(
+        self, edition: GroupEdition, before: GroupEdition | None, verified: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> GroupEdition:
+        """Returns an edition with the word of the group's owner on who its admins are: the one that it had, if they and
+        their keys are the same; a new one, if this agent is the owner. `verified` has present keys of members: what an
+        edition says of an admin's key is another admin's word."""
+        owner = (edition if before is None else before).owner
+        own = edition.by_sender(owner.sender)
+        grant = None if before is None else before.grant
+        known = {} if grant is None else dict(grant.admins)
+        admins = {
+            one.sender: verified.get(one.sender, known.get(one.sender, one.public_key))
+            for one in edition.members
+            if one.admin
+        }
+        if owner.handle != self.handle or own is None:
+            if grant is None:
+                raise Denied(
+                    f"{owner.handle}, which made the group {edition.name}, has to say first who its admins are",
+                    hint=f"it runs angelia log members {edition.name} --refresh",
+                )
+            if set(admins) != set(known):
+                raise Denied(
+                    f"only {owner.handle}, which made the group {edition.name}, makes and removes its admins",
+                    hint="ask that agent",
+                )
+            return msgspec.structs.replace(edition, grant=grant)
+        admins[owner.sender] = own.public_key
+        if not own.admin:
+            raise Denied(f"you made the group {edition.name}, and stay its admin", hint="angelia log drop")
+        if admins == known:
+            return msgspec.structs.replace(edition, grant=grant)
+        listed = [(owner.sender, own.public_key), *((one, key) for one, key in admins.items() if one != owner.sender)]
+        made = admin_grants.granted(edition.group, grant, listed, own.public_keys[-1], self._sign_with)
+        return msgspec.structs.replace(edition, grant=made)
 
     def _publish(
-        self, tx: MailboxTx, history: LogHistory | None, edition: GroupEdition, key: EpochKey, now: datetime
+        self, tx: MailboxTx, stored: LogRow | None, edition: GroupEdition, key: EpochKey, now: datetime
     ) -> None:
         edition, gid = edition.checked(), base58(edition.group)
-        signed, handle, at = SignedEdition.of(edition, self.sign), self.handle, stamp(now)
-        before = None if history is None else history.newest.edition
-        if history is None:
-            history = LogHistory.first(signed, handle, at)
-        elif edition.parent != history.newest.digest:
+        before = None if stored is None else stored.edition
+        if before is not None and (edition.lineage[:1] != (before.digest,) or edition.order <= before.order):
             raise EpochConflict(_OVERTAKEN, hint="try again")
-        else:
-            history.add(signed, handle, at)
-        self._keep_key(tx, edition, key, now)
-        history.save(tx, gid)
+        assert edition.grant is not None, "its author has seen to it"
+        own_key = edition.grant.key_of(edition.author)
+        assert own_key is not None, "its author is an admin"
+        signed = SignedEdition(edition, self._sign_with(own_key, edition.digest))
+        run = () if stored is None else (*(stored.run or (stored.edition,)), edition)
+        LogRow(signed, run[-_LONGEST_RUN:]).write(tx, gid, self.handle, now)
+        self._keep_key(tx, gid, edition.epoch, key, now)
         self._note_untold(tx, edition, before)
         tx.write("settle_log_at", gid, now)
 
-    def _follow_up(self, tx: MailboxTx, history: LogHistory, before: list[SignedEdition], now: datetime) -> None:
-        """What an admin does when another's edition holds: it sees to it that nodes have that one, whatever they were
-        brought to meanwhile; and what it changed in editions that hold no more, it changes again, and removes again
-        which members were removed in these."""
-        newest = history.newest.edition
-        me = newest.member(self.handle)
+    def _follow_up(self, tx: MailboxTx, stored: LogRow, edition: GroupEdition, now: datetime) -> None:
+        """What an admin does when another one's edition holds: it sees to it that nodes have that one, whatever they
+        were brought to meanwhile, and what it changed itself and the other did not know of, it changes again."""
+        me = edition.member(self.handle)
         if me is None or not me.admin:
             return
-        tx.write("settle_log_at", base58(newest.group), now)
-        wanted, holding = newest, {one.digest for one in history.chain}
-        for earlier, later in pairwise(before):
-            if later.digest not in holding:
-                again = reapplied if later.edition.author == me.binding else removed_again
-                wanted = again(wanted, earlier.edition, later.edition)
-        if wanted == newest:
+        gid = base58(edition.group)
+        tx.write("settle_log_at", gid, now)
+        known = (edition.digest, *edition.lineage)
+        since = max((at for at, one in enumerate(stored.run) if one.digest in known), default=0)
+        if not stored.run or since == len(stored.run) - 1:
             return
-        told = f"another admin changed the group {newest.name} at the same time"
+        wanted = reapplied(edition, stored.run[since], stored.run[-1])
+        if wanted == edition:
+            return
+        told = f"another admin changed the group {edition.name} at the same time"
         try:
-            key = self.key(newest) if wanted.epoch == newest.epoch else EpochKey.generate()
-            self._publish(tx, history, wanted.following(newest, me.binding, key), key, now)
-        except (InvalidArgument, NotAllowed, UnknownKey) as error:
+            key = self.key(edition) if wanted.epoch == edition.epoch else EpochKey.generate()
+            made = self.granted(wanted.following(edition, me.sender, key), edition)
+            self._publish(tx, LogRow.read(tx, gid), made, key, now)
+        except (AngeliaError, Refused) as error:
             told = f"{told}, and your change does not fit to that: {error.message}"
-            self._notices.tell(NoticeKind.WARNING, f"{told}; see angelia log members {newest.name}")
+            self._notices.tell(NoticeKind.WARNING, f"{told}; see angelia log members {edition.name}")
         else:
+            for member in edition.members:  # what was sealed under the key of the edition that does not hold
+                tx.write("lower_untold_member", gid, member.sender, stored.run[since].epoch)
             self._notices.tell(NoticeKind.WARNING, f"{told}; your change was made again after that one")
 
     def _note_untold(self, tx: MailboxTx, edition: GroupEdition, before: GroupEdition | None) -> None:
-        """Members are to be sent an edition; those of the one before have that one."""
+        """Members are to be sent an edition. Those of the one before have its key; new ones read what was written
+        before their time from a snapshot."""
         gid = base58(edition.group)
-        listed = {one.handle for one in edition.members}
-        for handle, _ in tx.rows("untold_members", gid):
-            if handle not in listed:
-                tx.write("drop_untold_member", gid, handle)
-        for handle in listed - {self.handle}:
-            has_one = before is not None and before.member(handle) is not None
-            tx.write("add_untold_member", gid, handle, before.digest if before is not None and has_one else None)
+        for member in edition.members:
+            if member.handle != self.handle:
+                has_it = before is not None and before.by_sender(member.sender) is not None
+                epoch = before.epoch if before is not None and has_it else edition.epoch - 1
+                tx.write("add_untold_member", gid, member.sender, min(epoch, edition.epoch - 1))
 
     # Keys.
 
-    def _keep_key(self, tx: MailboxTx, edition: GroupEdition, key: EpochKey, now: datetime) -> None:
-        """Keeps the key of an edition; `LogHistory.save` notes whether that one holds."""
-        gid = base58(edition.group)
-        row = f"{gid}/{edition.epoch}/{key.key_id}"
-        sealed = self._local.encrypt("log_keys", row, key.secret)
-        tx.write("put_log_key", row, gid, edition.epoch, key.key_id, False, *sealed, now)
+    def _keep_key(self, tx: MailboxTx, gid: str, epoch: int, key: EpochKey, now: datetime) -> None:
+        row = f"{gid}/{epoch}/{key.key_id}"
+        tx.write("put_log_key", row, gid, epoch, key.key_id, *self._local.encrypt("log_keys", row, key.secret), now)
 
     def forget(self, group: bytes) -> None:
         """Forgets a group with its keys and its database."""
         with self._database.transaction() as tx:
-            for statement in ("drop_log", "drop_log_editions", "drop_untold_members", "drop_log_keys"):
+            for statement in ("drop_log", "drop_untold_members", "drop_log_keys"):
                 tx.write(statement, base58(group))
         path = self._path(group)
         for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
@@ -314,14 +346,10 @@ class MailboxLogs:
 
     def key(self, edition: GroupEdition) -> EpochKey:
         """Returns the key of an edition's epoch, under which messages are sealed."""
-        found = self._key(edition)
+        found = self._database.row("log_key", base58(edition.group), edition.epoch, edition.key_id)
         if found is None:
             raise LaterEpoch(hint="an admin sends it by mail: `angelia log read` fetches it")
-        return found
-
-    def _key(self, edition: GroupEdition) -> EpochKey | None:
-        found = self._database.row("log_key", base58(edition.group), edition.epoch, edition.key_id)
-        return None if found is None else EpochKey.of(self._local.decrypt("log_keys", *found))
+        return EpochKey.of(self._local.decrypt("log_keys", *found))
 
     def keys(self, edition: GroupEdition, epoch: int) -> list[EpochKey]:
         """Returns the keys of an epoch: more than one if two admins changed the group at once. EarlierEpoch or
@@ -352,6 +380,18 @@ class MailboxLogs:
         """Signs with the key that the roster has of this agent."""
         return self._own_keys.signer.key.sign(message)
 
+    def _sign_with(self, public_key: bytes, message: bytes) -> bytes:
+        """Signs with this agent's present key or, while a rotation is under way, with its next one."""
+        if self._own_keys.signer.pair.public.ed25519 == public_key:
+            return self.sign(message)
+        with self._own_keys.signing_as_next():
+            if self._own_keys.signer.pair.public.ed25519 == public_key:
+                return self.sign(message)
+        raise NotAllowed(
+            "the group knows an older key of this agent, with which it cannot sign any more",
+            hint="the agent that made the group runs angelia log members NAME --refresh",
+        )
+
     def path(self, group: bytes) -> Path:
         """The database of a group on this machine; its directory exists then."""
         private_files.make_below(self._directory)
@@ -359,3 +399,10 @@ class MailboxLogs:
 
     def _path(self, group: bytes) -> Path:
         return self._directory / f"{base58(group)}.db"
+
+
+def _decoded(packed: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(packed, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenDatabase("the edition of a group is damaged", hint="put it back from a back-up") from error

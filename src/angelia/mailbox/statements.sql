@@ -622,15 +622,17 @@ INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_
 
 -- logs.py
 
+-- name: put_log
+INSERT INTO logs (group_id, name, number, edition, signature, run, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (group_id) DO UPDATE
+SET name = excluded.name, number = excluded.number, edition = excluded.edition, signature = excluded.signature,
+  run = excluded.run, sender_nhi = excluded.sender_nhi
+
 -- name: log
-SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AND e.digest = newest WHERE logs.group_id = ?
+SELECT edition, signature, run FROM logs WHERE group_id = ?
 
 -- name: logs
-SELECT edition FROM logs JOIN log_editions AS e ON e.group_id = logs.group_id AND e.digest = newest
-ORDER BY name, logs.group_id
-
--- name: log_ids
-SELECT group_id FROM logs
+SELECT edition FROM logs ORDER BY name, group_id
 
 -- name: any_log
 SELECT 1 FROM logs LIMIT 1
@@ -641,31 +643,34 @@ SELECT group_id FROM logs WHERE settle_at <= ?
 -- name: settle_log_at
 UPDATE logs SET settle_at = ?2 WHERE group_id = ?1
 
--- name: settle_edition_at
--- Not if the group has another edition by now: that one is to be brought to nodes and members at once.
-UPDATE logs SET settle_at = ?3 WHERE group_id = ?1 AND newest = ?2
-
 -- name: untold_members
-SELECT handle, told FROM log_untold WHERE group_id = ?
+SELECT sender, epoch FROM log_untold WHERE group_id = ?
 
 -- name: add_untold_member
--- One that was not sent an earlier edition either is sent both.
-INSERT INTO log_untold (group_id, handle, told) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
+-- One that was not sent an earlier edition either lacks the keys since that one.
+INSERT INTO log_untold (group_id, sender, epoch) VALUES (?, ?, ?)
+ON CONFLICT (group_id, sender) DO UPDATE SET epoch = min(epoch, excluded.epoch)
+
+-- name: lower_untold_member
+UPDATE log_untold SET epoch = min(epoch, ?3) WHERE group_id = ?1 AND sender = ?2
 
 -- name: drop_untold_member
-DELETE FROM log_untold WHERE group_id = ? AND handle = ?
+DELETE FROM log_untold WHERE group_id = ? AND sender = ?
 
 -- name: drop_untold_members
 DELETE FROM log_untold WHERE group_id = ?
 
 -- name: put_log_key
--- A key that is there stands.
-INSERT INTO log_keys (row_id, group_id, epoch, key_id, proven, secret_nonce, secret, received_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (row_id) DO UPDATE SET proven = proven OR excluded.proven
+-- A key that is there stands. Of one epoch there are as many as admins that changed the group at once, so hardly two.
+INSERT INTO log_keys (row_id, group_id, epoch, key_id, secret_nonce, secret, received_at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE (SELECT count(*) FROM log_keys WHERE group_id = ?2 AND epoch = ?3) < 16
+ON CONFLICT DO NOTHING
 
 -- name: log_keys
-SELECT row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ? ORDER BY proven DESC, received_at
+SELECT row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ? ORDER BY received_at, row_id
+
+-- name: log_keys_since
+SELECT epoch, row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch > ? ORDER BY epoch, received_at
 
 -- name: log_key
 SELECT row_id, secret_nonce, secret FROM log_keys WHERE group_id = ? AND epoch = ? AND key_id IS ?
@@ -676,35 +681,3 @@ DELETE FROM logs WHERE group_id = ?
 -- name: drop_log_keys
 -- destroys
 DELETE FROM log_keys WHERE group_id = ?
-
-
--- log_history.py
-
--- name: log_base
-SELECT base FROM logs WHERE group_id = ?
-
--- name: log_editions
-SELECT digest, edition, signature, sender_nhi, received_at FROM log_editions WHERE group_id = ? ORDER BY received_at
-
--- name: drop_log_editions
-DELETE FROM log_editions WHERE group_id = ?
-
--- name: drop_log_edition
-DELETE FROM log_editions WHERE group_id = ? AND digest = ?
-
--- name: add_log_edition
-INSERT INTO log_editions (group_id, digest, edition, signature, sender_nhi, received_at) VALUES (?, ?, ?, ?, ?, ?)
-
--- name: put_log
-INSERT INTO logs (group_id, name, base, newest, joined_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (group_id) DO UPDATE SET name = excluded.name, base = excluded.base, newest = excluded.newest
-
--- name: prove_log_key
-UPDATE log_keys SET proven = TRUE WHERE group_id = ? AND key_id = ?
-
--- name: unproven_log_keys
-SELECT DISTINCT key_id FROM log_keys WHERE group_id = ? AND NOT proven
-
--- name: drop_log_key
--- destroys
-DELETE FROM log_keys WHERE group_id = ? AND key_id = ? AND NOT proven

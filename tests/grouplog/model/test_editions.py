@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.errors import InvalidArgument
+from angelia.grouplog.model.admin_grants import granted
 from angelia.grouplog.model.editions import (
+    MAX_LINEAGE,
     EditionMember,
     EditionNode,
     GroupEdition,
@@ -32,7 +34,6 @@ ALICE, BOB = (
     for number, name in enumerate(("alice", "bob"), 1)
 )
 CAROL = new_member(GROUP, 3, "carol", Key(b"carol").public, admin=False)
-OTHER = new_member(b"o" * 32, 1, "alice", Key(b"alice").public, admin=True)
 EDITION = GroupEdition(
     group=GROUP,
     name="team",
@@ -44,9 +45,16 @@ EDITION = GroupEdition(
     past=(CAROL,),
     nodes=(node_of(1), node_of(2)),
     epoch=2,
-    author=1,
+    author=ALICE.sender,
     key_id=KEY.key_id,
-    parent=b"\x03" * 32,
+    lineage=(b"\x03" * 32,),
+    grant=granted(
+        GROUP,
+        None,
+        [(ALICE.sender, ALICE.public_key)],
+        ALICE.public_key,
+        lambda key, message: Key(b"alice").sign(message),
+    ),
 )
 
 
@@ -55,12 +63,12 @@ def changed(**values: object) -> GroupEdition:
 
 
 def mail_of(edition: GroupEdition, key: EpochKey = KEY) -> bytes:
-    return encode_mail([SentEdition(SignedEdition.of(edition, Key(b"alice").sign), key)])
+    return encode_mail(SentEdition(SignedEdition.of(edition, Key(b"alice").sign), [(edition.epoch, key)]))
 
 
 def mailed(edition: GroupEdition) -> GroupEdition:
-    (found,) = decode_mail(mail_of(edition))
-    assert found.key == KEY
+    found = decode_mail(mail_of(edition))
+    assert found.keys == [(edition.epoch, KEY)]
     return found.signed.edition
 
 
@@ -115,8 +123,12 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         changed(min_copies=3),
         changed(members=(ALICE, msgspec.structs.replace(BOB, sender=b"borrowed"))),
         changed(members=(ALICE, msgspec.structs.replace(BOB, public_keys=(Key(b"mallory").public,)))),
-        changed(parent=None),
-        changed(number=1),
+        changed(lineage=(bytes(32),) * (MAX_LINEAGE + 1)),
+        changed(author=BOB.sender),
+        changed(members=(ALICE, msgspec.structs.replace(BOB, admin=True))),
+        changed(members=(ALICE.with_key(Key(b"mallory").public), BOB)),
+        changed(members=(ALICE, new_member(GROUP, 2, "bob", ALICE.public_key, admin=False))),
+        changed(past=(new_member(GROUP, 3, "carol", bytes(32), admin=False),)),
         changed(key_id=EpochKey.of(b"\x45" * 32).key_id),
         changed(key_id=None),
     ],
@@ -132,8 +144,12 @@ def test_an_edition_of_a_later_version_is_refused_with_the_hint_to_update() -> N
         "more copies than nodes",
         "a sender that its key does not give",
         "a key that does not give its sender",
-        "none before it",
-        "one before the first",
+        "too much before it",
+        "an author that is no admin",
+        "an admin that the owner did not make one",
+        "another key of its owner",
+        "two members with one key",
+        "a key that is none",
         "another key than it comes with",
         "no key",
     ],
@@ -154,7 +170,7 @@ def test_an_edition_that_contradicts_itself_is_refused(wrong: GroupEdition) -> N
         {"name": "t" * 65},
         {"number": 0},
         {"number": 1 << 53},
-        {"parent": b"short"},
+        {"lineage": (b"short",)},
         {"epoch": 0},
         {"depth": 16},
         {"min_copies": 0},
@@ -209,19 +225,34 @@ def test_a_binding_is_never_used_again_and_two_admins_hardly_give_the_same_one_a
     assert changed(past=()).new_binding("dave") > 2
 
 
-def test_mail_brings_several_editions_and_the_keys_of_those_that_its_recipient_was_in() -> None:
-    later = changed().following(EDITION, 1, KEY)
-    signed = [SignedEdition.of(one, Key(b"alice").sign) for one in (EDITION, later)]
-    sent = [SentEdition(signed[0], None), SentEdition(signed[1], KEY)]
+def test_mail_brings_the_keys_of_earlier_epochs_and_that_of_the_edition_last() -> None:
+    signed, earlier = SignedEdition.of(EDITION, Key(b"alice").sign), EpochKey.of(b"\x46" * 32)
+    sent = SentEdition(signed, [(1, earlier), (2, KEY)])
     assert decode_mail(encode_mail(sent)) == sent
-    other = SignedEdition.of(changed(group=b"o" * 32, members=(OTHER,), past=()), Key(b"alice").sign)
-    for wrong in (
-        [sent[0]],
-        [SentEdition(signed[0], EpochKey.generate()), sent[1]],
-        [SentEdition(other, None), sent[1]],
-    ):
+    for keys in ([(2, KEY), (1, earlier)], [(3, earlier), (2, KEY)], [(2, earlier)], [(1, KEY)], []):
         with pytest.raises(InvalidArgument):
-            decode_mail(encode_mail(wrong))
+            decode_mail(encode_mail(SentEdition(signed, keys)))
+
+
+def test_only_the_owner_uses_up_numbers_so_that_it_can_always_go_on() -> None:
+    bobs = msgspec.structs.replace(BOB, admin=True)
+    grant = granted(
+        GROUP,
+        EDITION.grant,
+        [(ALICE.sender, ALICE.public_key), (BOB.sender, BOB.public_key)],
+        ALICE.public_key,
+        lambda key, message: Key(b"alice").sign(message),
+    )
+    for far in (
+        {"number": 1 << 51},
+        {"epoch": 1 << 51},
+        {"past": (new_member(GROUP, 1 << 51, "eve", Key(b"eve").public, admin=False),)},
+    ):
+        by_bob = changed(members=(ALICE, bobs), grant=grant, author=BOB.sender)
+        by_bob.check()
+        with pytest.raises(InvalidArgument):
+            msgspec.structs.replace(by_bob, **far).check()
+        msgspec.structs.replace(by_bob, author=ALICE.sender, **far).check()
 
 
 def as_is(member: EditionMember) -> EditionMember:

@@ -15,11 +15,13 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.ed25519 import SIGNATURE_BYTES, verifying_key
+from angelia.envelope.curve_points import sound_ed25519
+from angelia.envelope.ed25519 import verifying_key
 from angelia.envelope.ids import valid_handle
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.envelope.wire import MAX_PLAINTEXT
 from angelia.errors import InvalidArgument
+from angelia.grouplog.model.admin_grants import AdminGrant, Signature
 from angelia.grouplog.model.groups import (
     FORMER_KEYS,
     MAX_ENTRIES,
@@ -36,9 +38,11 @@ from angelia.grouplog.model.ids import MAX_SEQ, sender_id
 # The channel_id of mail that brings an edition, by which a member fetches it before its other mail.
 EDITIONS = UUID("a6d1c1a0-6c6f-8e65-9a2b-67726f75706b")
 MAX_NAME = 64
-MAX_SENT = 64  # editions of one mail
-MAX_EDITION = MAX_PLAINTEXT - 256  # of mail; the rest is for key and signature
+MAX_LINEAGE = 16  # editions before one that it names
+MAX_KEYS = 64  # epochs whose keys come with an edition
+MAX_EDITION = MAX_PLAINTEXT - 64 * MAX_KEYS  # of mail; the rest is for keys and signature
 _BINDING_GAP = 1 << 20
+_MOST_OF_ADMIN = 1 << 50  # numbers that an admin may use; there are more for the owner
 _VERSION = 2
 _DIGEST_LABEL = b"angelia/v1/group-edition\0"
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)]
@@ -92,9 +96,12 @@ class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         keys = (public_key, *(key for key in others if key != public_key))[:FORMER_KEYS]
         return msgspec.structs.replace(self, public_keys=(*keys, first))
 
-    def rebound(self, group: bytes, binding: int) -> EditionMember:
-        """The member under another entry of the roster, and so with another sender id."""
-        return msgspec.structs.replace(self, binding=binding, sender=sender_id(group, self.public_keys[-1], binding))
+    def rebound(self, edition: GroupEdition, handle: str) -> EditionMember:
+        """The member under a new entry of an edition's roster, and so with another sender id."""
+        binding = edition.new_binding(handle)
+        return msgspec.structs.replace(
+            self, binding=binding, sender=sender_id(edition.group, self.public_keys[-1], binding)
+        )
 
 
 class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -109,9 +116,9 @@ class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, repr_omit_defaults=True):
     """A group at one moment; each edition replaces the one before it whole.
 
-    Members are listed in the order in which they joined. `author` is the binding of the admin that made the edition,
-    `parent` the digest of the one before it, and `key_id` names the key of its epoch. Those from before editions were
-    signed have none of these."""
+    `author` is the sender id of the admin that made the edition, `grant` says who the admins are, `key_id` names the
+    key of its epoch, and `lineage` has the digests of the editions before it, the newest first. Those from before
+    editions were signed have none of these."""
 
     group: GroupId
     name: Name
@@ -123,18 +130,35 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     past: Annotated[tuple[EditionMember, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
     nodes: Annotated[tuple[EditionNode, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     epoch: Number
-    author: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)] = 0
+    author: Annotated[bytes, msgspec.Meta(max_length=8)] = b""
     key_id: UUID | None = None
-    parent: Digest | None = None
+    lineage: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_LINEAGE)] = ()
+    grant: AdminGrant | None = None
 
     @property
     def digest(self) -> bytes:
         return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
 
-    def following(self, before: GroupEdition, author: int, key: EpochKey) -> GroupEdition:
+    @property
+    def order(self) -> tuple[int, int, bytes]:
+        """Of all editions of a group, that holds which is last in this order."""
+        return 0 if self.grant is None else self.grant.generation, self.number, self.digest
+
+    @property
+    def owner(self) -> EditionMember:
+        """The member that made the group; the first admin, in one from before editions were signed."""
+        if self.grant is None:
+            return next(member for member in self.members if member.admin)
+        return next(member for member in self.members if member.sender == self.grant.owner)
+
+    def following(self, before: GroupEdition, author: bytes, key: EpochKey) -> GroupEdition:
         """This edition as the one after another, as its author makes it."""
         return msgspec.structs.replace(
-            self, number=before.number + 1, author=author, key_id=key.key_id, parent=before.digest
+            self,
+            number=before.number + 1,
+            author=author,
+            key_id=key.key_id,
+            lineage=(before.digest, *before.lineage)[:MAX_LINEAGE],
         )
 
     @property
@@ -151,10 +175,6 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     def member(self, handle: str) -> EditionMember | None:
         return next((member for member in self.members if member.handle == handle), None)
-
-    def admin(self, binding: int) -> EditionMember | None:
-        """The admin of a roster entry."""
-        return next((member for member in self.members if member.binding == binding and member.admin), None)
 
     def by_sender(self, sender: bytes) -> EditionMember | None:
         """The present or past member of a sender id."""
@@ -194,13 +214,31 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             yield "an edition of a group has no admin, or a member without a handle"
         if len({node.id for node in self.nodes}) < len(self.nodes) or self.min_copies > len(self.nodes):
             yield "an edition of a group has too few nodes, or one twice"
-        if self.author and (self.parent is None) != (self.number == 1):
-            yield "an edition of a group does not name the one before it"
         if len(msgspec.msgpack.encode(self)) > MAX_EDITION:
             yield f"an edition of a group has at most {MAX_EDITION:,} bytes, so it has fewer members than these"
         for member in every:
             if sender_id(self.group, member.public_keys[-1], member.binding) != member.sender:
                 yield "an edition of a group has a member with another sender id than its key gives"
+        if len({member.public_key for member in self.members}) < len(self.members):
+            yield "an edition of a group has two members with one key"
+        if self.grant is not None:
+            yield from self._problems_of_grant(self.grant)
+
+    def _problems_of_grant(self, grant: AdminGrant) -> Iterator[str]:
+        admins = {member.sender for member in self.members if member.admin}
+        if len(dict(grant.admins)) < len(grant.admins) or admins != set(dict(grant.admins)):
+            yield "an edition of a group has other admins than its owner says"
+        if self.author not in admins:
+            yield "an edition of a group is not by one of its admins"
+        if all((one.sender, one.public_key) != grant.admins[0] for one in self.members):
+            yield "an edition of a group has another key of its owner than the owner says"
+        # What an admin leaves behind, its owner must be able to go on from.
+        every = (*self.members, *self.past)
+        largest = max(self.number, self.epoch, *(member.binding for member in every))
+        if self.author != grant.owner and (largest > _MOST_OF_ADMIN or len(every) > MAX_ENTRIES * 9 // 10):
+            yield "an edition of a group goes further than its admins may: its owner has to make it"
+        if not all(sound_ed25519(key) for member in every for key in member.public_keys):
+            yield "an edition of a group has a member with a key that is none"
 
 
 @dataclass(frozen=True)
@@ -218,47 +256,39 @@ class SignedEdition:
     def digest(self) -> bytes:
         return self.edition.digest
 
-    def is_by_its_author(self) -> bool:
-        """Whether the member that it names as its author signed it: what a new member of a group can verify."""
-        every = (*self.edition.members, *self.edition.past)
-        return any(
-            self.is_signed_with(key) for one in every if one.binding == self.edition.author for key in one.public_keys
-        )
-
-    def is_signed_with(self, public_key: bytes) -> bool:
-        return verifying_key(public_key).holds(self.signature, self.digest)
+    def is_sound(self) -> bool:
+        """Whether the admin that it names signed it, and the group's owner says who the admins are."""
+        grant, edition = self.edition.grant, self.edition
+        key = None if grant is None else grant.key_of(edition.author)
+        if grant is None or key is None or not grant.holds(edition.group, edition.owner.public_keys[-1]):
+            return False
+        return verifying_key(key).holds(self.signature, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class SentEdition:
-    """An edition on its way to a member, with the key of its epoch if the member was in the group then."""
+    """An edition on its way to a member, with the keys of its epoch and of those before that the member lacks."""
 
     signed: SignedEdition
-    key: EpochKey | None
-
-
-class _Sent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    edition: GroupEdition
-    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]
-    secret: Secret | None
+    keys: Sequence[tuple[int, EpochKey]]
 
 
 class _Mail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: int
-    editions: Annotated[tuple[_Sent, ...], msgspec.Meta(min_length=1, max_length=MAX_SENT)]
+    edition: GroupEdition
+    signature: Signature
+    keys: Annotated[tuple[tuple[Number, Secret], ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
 
 
-def encode_mail(editions: Sequence[SentEdition]) -> bytes:
-    """Returns the body of a control message that brings editions of a group, which follow each other."""
-    sent = [
-        _Sent(one.signed.edition, one.signed.signature, None if one.key is None else one.key.secret) for one in editions
-    ]
-    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(_Mail(_VERSION, tuple(sent)))
+def encode_mail(sent: SentEdition) -> bytes:
+    """Returns the body of a control message that brings an edition."""
+    keys = tuple((epoch, key.secret) for epoch, key in sent.keys[-MAX_KEYS:])
+    mail = _Mail(_VERSION, sent.signed.edition, sent.signed.signature, keys)
+    return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(mail)
 
 
-def decode_mail(message: bytes) -> list[SentEdition]:
-    """Parses the body of a control message; InvalidArgument if it does not bring sound editions of one group, the last
-    of them with its key."""
+def decode_mail(message: bytes) -> SentEdition:
+    """Parses the body of a control message; InvalidArgument if it brings no sound edition with its key."""
     if message[:1] != bytes((Control.GROUP_KEY,)):
         raise InvalidArgument("the message brings no edition of a group")
     try:
@@ -267,17 +297,12 @@ def decode_mail(message: bytes) -> list[SentEdition]:
         raise InvalidArgument(f"the edition of a group cannot be read: {error}") from error
     if mail.version != _VERSION:
         raise InvalidArgument("the edition of a group is of a version that is not known", hint="update Angelia")
-    if len({one.edition.group for one in mail.editions}) > 1:
-        raise InvalidArgument("a message brings editions of one group")
-    return [_received(one, needs_key=one is mail.editions[-1]) for one in mail.editions]
-
-
-def _received(sent: _Sent, *, needs_key: bool) -> SentEdition:
-    sent.edition.check()
-    key = None if sent.secret is None else EpochKey.of(sent.secret)
-    if (needs_key or key is not None) and (key is None or key.key_id != sent.edition.key_id):
+    mail.edition.check()
+    keys = [(epoch, EpochKey.of(secret)) for epoch, secret in mail.keys]
+    epoch, key = keys[-1]
+    if (epoch, key.key_id) != (mail.edition.epoch, mail.edition.key_id) or max(epoch for epoch, _ in keys) != epoch:
         raise InvalidArgument("the edition of a group comes with another key than it names")
-    return SentEdition(SignedEdition(sent.edition, sent.signature), key)
+    return SentEdition(SignedEdition(mail.edition, mail.signature), keys)
 
 
 def new_member(group: bytes, binding: int, handle: str, public_key: bytes, *, admin: bool) -> EditionMember:
