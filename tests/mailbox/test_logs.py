@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import sqlite3
 from collections.abc import Callable
@@ -11,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from angelia.mailbox.log_history import MOST_HELD, MOST_OF_SENDER
 
 from angelia.client.log_editions import take_editions
 from angelia.envelope.group_sealing import GroupPlace
 from angelia.envelope.refusals import NotAllowed, OpenFailed, SignatureFailed
 from angelia.envelope.sealing import EpochKey
-from angelia.errors import AngeliaError, Conflict, EpochConflict, InvalidArgument, NoGroup, NotMember
+from angelia.errors import AngeliaError, Conflict, Denied, EpochConflict, InvalidArgument, NoGroup, NotMember
+from angelia.grouplog.model.admin_grants import granted
 from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail, encode_mail, new_member
-from angelia.grouplog.model.ids import MAX_SEQ, base58
+from angelia.grouplog.model.ids import base58
 from angelia.mailbox import database, identity
 from angelia.mailbox.database import FILE, stamp
 from angelia.mailbox.log_journal import Journal
@@ -133,9 +134,13 @@ def test_a_later_edition_replaces_the_one_before(alice: Mailbox, bob: Mailbox, j
 
 
 def test_a_later_edition_is_refused_if_no_admin_signed_it(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    by_alice = following(joined, alice, SECOND, epoch=2)
+    with_bob = [(one.sender, one.public_key) for one in joined.members]
+    forged = granted(joined.group, joined.grant, with_bob, with_bob[0][1], lambda key, message: bob.logs.sign(message))
     admins = tuple(msgspec.structs.replace(one, admin=True) for one in joined.members)
-    for author, signer in ((bob, bob), (alice, bob), (bob, alice)):
-        taken = following(joined, author, SECOND, members=admins, epoch=2)
+    by_bob = msgspec.structs.replace(by_alice, author=bob.logs.me(joined).sender, members=admins, grant=forged)
+    by_bob.check()
+    for taken, signer in ((by_alice, bob), (by_bob, bob), (by_bob, alice)):
         with pytest.raises(NotAllowed):
             bob.logs.accept(sent(taken, signer, SECOND), "alice", LATER)
     assert bob.logs.edition(joined.group) == joined
@@ -146,37 +151,33 @@ def test_an_edition_may_be_handed_on_by_any_agent(alice: Mailbox, bob: Mailbox, 
     assert bob.logs.accept(sent(later, alice, FIRST), "carol", LATER)
 
 
-def test_an_agent_that_an_edition_makes_admin_is_believed_from_the_next_one_on(
+def test_an_agent_that_the_owner_makes_admin_is_believed_also_by_those_that_did_not_read_of_it(
     alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition
 ) -> None:
     with_carol = with_member(joined, carol, alice, FIRST, admin=True)
     later = following(with_carol, carol, FIRST, name="renamed")
-    assert not bob.logs.accept(sent(later, carol, FIRST), "carol", NOW)  # what leads to it has not come
-    assert bob.logs.edition(joined.group) == joined
-    assert bob.logs.accept(sent(with_carol, alice, FIRST), "alice", LATER)
+    assert bob.logs.accept(sent(later, carol, FIRST), "carol", NOW)
+    assert not bob.logs.accept(sent(with_carol, alice, FIRST), "alice", LATER)
     assert bob.logs.edition(joined.group) == later
 
 
-def test_a_later_edition_waits_for_those_that_lead_to_it(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
-    way = [joined]
-    for number in range(1 + MOST_OF_SENDER):
-        way.append(following(way[-1], alice, FIRST, name=f"name{number}"))
-    for one in reversed(way[2:]):
-        assert not bob.logs.accept(sent(one, alice, FIRST), "alice", LATER)
-    assert bob.logs.accept(sent(way[1], alice, FIRST), "alice", LATER)
-    assert bob.logs.edition(joined.group) == way[-1]
-
-
-def test_a_number_far_ahead_is_not_believed_without_what_leads_to_it(
-    alice: Mailbox, bob: Mailbox, joined: GroupEdition
-) -> None:
-    later = following(joined, alice, FIRST)
-    far = msgspec.structs.replace(later, number=MAX_SEQ)
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(sent(far, alice, FIRST), "alice", NOW)
-    unknown = msgspec.structs.replace(far, parent=bytes(32))
-    assert not bob.logs.accept(sent(unknown, alice, FIRST), "alice", NOW)
+def test_a_later_edition_holds_without_those_before_it(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
+    later = joined
+    for number in range(20):
+        later = following(later, alice, FIRST, name=f"name{number}")
     assert bob.logs.accept(sent(later, alice, FIRST), "alice", LATER)
+    assert bob.logs.edition(joined.group) == later
+
+
+def test_an_admin_that_uses_up_the_numbers_is_stopped_by_the_owner(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    last = msgspec.structs.replace(following(three, carol, FIRST, name="last"), number=1 << 50)
+    assert bob.logs.accept(sent(last, carol, FIRST), "carol", NOW)
+    removal = without(three, "carol", alice, SECOND)
+    assert removal.number < last.number
+    assert bob.logs.accept(sent(removal, alice, SECOND), "alice", LATER)
+    assert bob.logs.edition(three.group) == removal
 
 
 def test_an_older_edition_changes_nothing(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
@@ -192,8 +193,7 @@ def test_an_older_edition_that_comes_late_still_brings_its_key(
 ) -> None:
     second = following(joined, alice, SECOND, epoch=2)
     third = following(second, alice, THIRD, epoch=3)
-    both = [*sent(second, alice, None), *sent(third, alice, THIRD)]
-    assert bob.logs.accept(both, "alice", NOW)
+    assert bob.logs.accept(sent(third, alice, THIRD), "alice", NOW)
     with pytest.raises(EarlierEpoch):
         bob.logs.keys(third, 2)
     assert not bob.logs.accept(sent(second, alice, SECOND), "alice", LATER)
@@ -201,15 +201,23 @@ def test_an_older_edition_that_comes_late_still_brings_its_key(
     assert bob.logs.edition(joined.group) == third
 
 
-def test_an_edition_that_takes_back_key_or_configuration_is_refused(
+def test_an_edition_with_another_configuration_or_owner_is_refused(
     alice: Mailbox, bob: Mailbox, joined: GroupEdition
 ) -> None:
-    second = following(joined, alice, SECOND, epoch=2)
-    bob.logs.accept(sent(second, alice, SECOND), "alice", NOW)
-    for key, change in ((FIRST, {"epoch": 1}), (THIRD, {}), (SECOND, {"depth": 3}), (SECOND, {"quota_bytes": 2 << 30})):
+    for change in ({"depth": 3}, {"quota_bytes": 2 << 30}):
         with pytest.raises(NotAllowed):
-            bob.logs.accept(sent(following(second, alice, key, **change), alice, key), "alice", LATER)
-    assert (bob.logs.edition(joined.group), bob.logs.key(second)) == (second, SECOND)
+            bob.logs.accept(sent(following(joined, alice, FIRST, **change), alice, FIRST), "alice", LATER)
+    bobs = first_edition("team", [bob, alice], key=FIRST)
+    taken = msgspec.structs.replace(bobs, group=joined.group, number=9)
+    members = tuple(
+        new_member(joined.group, one.binding, one.handle, one.public_key, admin=one.admin) for one in bobs.members
+    )
+    taken = msgspec.structs.replace(taken, members=members, author=members[0].sender, grant=None)
+    taken = bob.logs.granted(taken, None)
+    taken.check()
+    with pytest.raises(NotAllowed):
+        bob.logs.accept(sent(taken, bob, FIRST), "alice", LATER)
+    assert bob.logs.edition(joined.group) == joined
 
 
 def test_an_edition_that_contradicts_itself_is_not_stored(alice: Mailbox, edition: GroupEdition) -> None:
@@ -231,47 +239,17 @@ def test_mail_that_brings_no_edition_is_dropped_and_holds_up_no_other(
     assert take_editions(bob) == 0
 
 
-def kept(box: Mailbox) -> tuple[int, int]:
-    """How many editions and keys a mailbox has."""
-    with box.database.transaction() as tx:
-        editions = tx.execute("SELECT count(*) FROM log_editions").fetchone()[0]
-        return editions, tx.execute("SELECT count(*) FROM log_keys").fetchone()[0]
-
-
-def test_no_sender_pushes_out_what_others_sent(
-    alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition
+def test_an_admin_that_sends_keys_without_end_keeps_out_none_that_is_needed(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    with_carol = with_member(joined, carol, alice, FIRST, admin=True)
-    early = following(with_carol, carol, FIRST, name="early")
-    bob.logs.accept(sent(early, carol, FIRST), "carol", NOW)
-    for number in range(3 * MOST_OF_SENDER):
-        key = EpochKey.generate()
-        unplaced = msgspec.structs.replace(with_carol, parent=key.secret)
-        false = following(unplaced, carol, key, name=f"false{number}", epoch=2)
-        bob.logs.accept(sent(false, carol, key), "mallory", LATER + timedelta(seconds=number))
-    assert kept(bob) == (2 + MOST_OF_SENDER, 1 + MOST_OF_SENDER)
-    assert bob.logs.accept(sent(with_carol, alice, FIRST), "alice", LATER)
-    assert bob.logs.edition(joined.group) == early
-    assert kept(bob) == (3 + MOST_OF_SENDER, 1 + MOST_OF_SENDER)
-    false = following(with_carol, carol, SECOND, name="false", epoch=2)
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(sent(false, bob, SECOND), "mallory", LATER)  # it would keep out hers
-
-
-def test_what_is_kept_of_editions_is_bounded_and_what_is_made_of_long_past_ones_changes_nothing(
-    alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition, three: GroupEdition
-) -> None:
-    later = three
-    for number in range(2 * MOST_HELD):
-        later = following(later, carol, FIRST, name=f"name{number}")
-        assert bob.logs.accept(sent(later, carol, FIRST), "carol", LATER)
-    assert kept(bob) == (MOST_HELD, 1)
-    for before in (joined, three):
-        late = following(before, alice, FIRST, name="late")
-        assert not bob.logs.accept(sent(late, alice, FIRST), "alice", LATER)
-    assert bob.logs.edition(three.group) == later
-    on = following(later, alice, FIRST, name="on")
-    assert bob.logs.accept(sent(on, alice, FIRST), "alice", LATER)
+    hers = following(three, carol, FIRST, name="hers")
+    keys = [(1, EpochKey.generate()) for _ in range(40)]
+    for _ in range(2):
+        bob.logs.accept(sent(hers, carol, FIRST, *keys), "carol", NOW)
+    assert len(bob.logs.keys(hers, 1)) == 16
+    second = following(hers, alice, SECOND, name="second")
+    assert bob.logs.accept(sent(second, alice, SECOND), "alice", LATER)
+    assert bob.logs.key(second) == SECOND
 
 
 # Two admins at once, and admins that were removed.
@@ -279,7 +257,7 @@ def test_what_is_kept_of_editions_is_bounded_and_what_is_made_of_long_past_ones_
 
 @pytest.fixture
 def three(alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition) -> GroupEdition:
-    """Alice, Bob and Carol have the second edition; Alice and Carol are admins, and Alice has been one for longer."""
+    """Alice, Bob and Carol have the second edition; Alice made the group, and made Carol another admin."""
     second = with_member(joined, carol, alice, FIRST, admin=True)
     share(second, FIRST, alice, bob, carol)
     return second
@@ -296,8 +274,10 @@ def test_a_removed_admin_is_not_believed_by_those_that_read_the_removal_later(
     assert bob.logs.accept(sent(removal, alice, SECOND), "alice", LATER)
     assert (bob.logs.edition(three.group), bob.logs.key(removal)) == (removal, SECOND)
     again = following(later, carol, THIRD, name="again")
-    assert not bob.logs.accept(sent(again, carol, THIRD), "carol", LATER)
+    assert not bob.logs.accept(sent(again, carol, FIRST, (3, THIRD)), "carol", LATER)
     assert bob.logs.edition(three.group) == removal
+    with pytest.raises(LaterEpoch):
+        bob.logs.keys(removal, 3)
 
 
 def test_an_admin_that_was_removed_is_believed_no_more(
@@ -306,43 +286,73 @@ def test_an_admin_that_was_removed_is_believed_no_more(
     gone = without(three, "carol", alice, SECOND)
     assert bob.logs.accept(sent(gone, alice, SECOND), "alice", LATER)
     own = next(one for one in three.members if one.handle == "carol")
-    back = msgspec.structs.replace(gone, members=three.members, past=()).following(gone, own.binding, SECOND)
+    back = msgspec.structs.replace(gone, members=three.members, past=()).following(gone, own.sender, SECOND)
     with pytest.raises(NotAllowed):
-        bob.logs.accept(sent(back, carol, SECOND), "carol", LATER)
-    unaware = following(three, carol, FIRST, name="renamed")
-    assert not bob.logs.accept(sent(unaware, carol, FIRST), "carol", LATER)
+        bob.logs.accept(sent(msgspec.structs.replace(back, grant=gone.grant), carol, SECOND), "carol", LATER)
+    as_before_ = msgspec.structs.replace(back, grant=three.grant)
+    assert not bob.logs.accept(sent(as_before_, carol, SECOND), "carol", LATER)
     assert bob.logs.edition(three.group) == gone
 
 
-def test_no_admin_removes_one_that_joined_before_it(
+def test_only_the_owner_makes_and_removes_admins(
     alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    with pytest.raises(NotAllowed):
-        bob.logs.accept(sent(without(three, "alice", carol, SECOND), carol, SECOND), "carol", NOW)
-    assert bob.logs.edition(three.group) == three
+    with pytest.raises(Denied, match="only alice"):
+        without(three, "alice", carol, SECOND)
+    with pytest.raises(Denied, match="only alice"):
+        with_member(three, bob, carol, FIRST, admin=True)
+    own = alice.logs.me(three)
+    with pytest.raises(Denied, match="stay its admin"):
+        following(three, alice, FIRST, members=(msgspec.structs.replace(own, admin=False), *three.members[1:]))
 
 
-def test_an_admin_of_an_edition_that_does_not_hold_now_may_bring_one_that_does(
-    alice: Mailbox, bob: Mailbox, carol: Mailbox, joined: GroupEdition, three: GroupEdition, send: Send
+def test_a_thief_of_a_replaced_key_of_the_owner_is_not_believed_whatever_it_signs(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    bob.allowlist.deny("alice")
+    alice.key_rotation.begin(NOW, kem=True, signer=True)
+    with alice.own_keys.signing_as_next():
+        new = alice.own_keys.signer.pair.public.ed25519
+    members = tuple(one.with_key(new) if one.handle == "alice" else one for one in three.members)
+    rotated = following(three, alice, SECOND, members=members, epoch=2)
+    stolen = three
+    for number in range(5):
+        stolen = (
+            without(stolen, "carol", alice, THIRD)
+            if number % 2 == 0
+            else with_member(stolen, carol, alice, THIRD, admin=True)
+        )
+    assert stolen.grant is not None
+    assert rotated.grant is not None
+    assert stolen.grant.generation > rotated.grant.generation
+    assert bob.logs.accept(sent(stolen, alice, THIRD), "alice", NOW)
+    with alice.own_keys.signing_as_next():
+        mail = sent(rotated, alice, SECOND)
+    assert bob.logs.accept(mail, "alice", LATER)
+    assert not bob.logs.accept(sent(following(stolen, alice, THIRD), alice, THIRD), "alice", LATER)
+    assert bob.logs.edition(three.group) == rotated
+
+
+def test_an_admin_that_was_removed_brings_nothing_more_past_the_allowlist(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition, send: Send
+) -> None:
+    later = encode_mail(sent(following(three, alice, FIRST, name="later"), alice, FIRST))
+    assert [bob.logs.continues(later, sender) for sender in ("alice", "carol", "dave")] == [True, True, False]
     assert bob.logs.accept(sent(without(three, "carol", alice, SECOND), alice, SECOND), "carol", LATER)
-    body = encode_mail(sent(following(three, alice, FIRST, name="also-hers"), alice, FIRST))
-    bob.receive(send(body=body, channel_id=EDITIONS, control=True), now=NOW)
-    assert bob.logs.continues(body, "carol")
-    assert not bob.logs.continues(body, "dave")
+    assert [bob.logs.continues(later, sender) for sender in ("alice", "carol", "dave")] == [True, False, False]
 
 
-def test_an_admin_with_a_new_key_that_no_edition_has_keeps_what_others_send(
-    alice: Mailbox, carol: Mailbox, three: GroupEdition, monkeypatch: pytest.MonkeyPatch
+def test_an_admin_whose_new_key_the_owner_has_not_said_keeps_what_others_send(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hers = following(three, carol, FIRST, name="hers")
+    hers = following(three, carol, FIRST, nodes=(node_of(2),))
     carol.logs.publish(hers, FIRST, NOW)
-    theirs = following(three, alice, FIRST, name="theirs", nodes=(node_of(2),))
+    theirs = higher_than(hers, lambda name: following(three, alice, FIRST, name=name))
     mail = sent(theirs, alice, FIRST)
-    monkeypatch.setattr(type(carol.logs), "sign", lambda logs, message: bytes(64))
+    another = dataclasses.replace(carol.identity, pair=bob.identity.pair)
+    monkeypatch.setattr(carol.own_keys, "identity", another)
     assert carol.logs.accept(mail, "alice", LATER)
-    assert carol.logs.find("theirs") == theirs
+    assert carol.logs.find(theirs.name) == theirs
+    assert "your change does not fit" in carol.notices.take()[-1].text
 
 
 def test_members_come_to_the_same_edition_whatever_the_order_of_mail_and_whatever_was_lost_at_first(
@@ -377,6 +387,11 @@ def test_members_come_to_the_same_edition_whatever_the_order_of_mail_and_whateve
     assert len(held) == 1
 
 
+def higher_than(other: GroupEdition, make: Callable[[str], GroupEdition]) -> GroupEdition:
+    """The edition that holds against another one that was made at the same time."""
+    return next(made for number in range(1000) if (made := make(f"name{number}")).order > other.order)
+
+
 def newest_of(box: Mailbox, edition: GroupEdition) -> GroupEdition:
     found = box.logs.edition(edition.group)
     assert found is not None
@@ -387,7 +402,7 @@ def test_messages_under_the_key_of_an_edition_that_does_not_hold_are_opened(
     alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
     hers = following(three, carol, SECOND, name="hers", epoch=2)
-    theirs = following(three, alice, THIRD, name="theirs", epoch=2)
+    theirs = higher_than(hers, lambda name: following(three, alice, THIRD, name=name, epoch=2))
     carol.logs.publish(hers, SECOND, NOW)
     place = GroupPlace(three.group, carol.logs.me(hers).sender, 1, 0)
     sealed = carol.logs.seal(hers, place, b"before she heard of theirs")
@@ -399,58 +414,52 @@ def test_messages_under_the_key_of_an_edition_that_does_not_hold_are_opened(
     assert bob.logs.key(theirs) == THIRD
 
 
-def test_what_the_younger_admin_changed_at_the_same_time_is_changed_again(
+def test_what_an_admin_changed_at_the_same_time_as_another_one_is_changed_again(
     agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
     dave, erin = agent("dave"), agent("erin")
     hers, theirs = with_member(three, dave, carol, FIRST), with_member(three, erin, alice, FIRST)
-    carol.logs.publish(hers, FIRST, NOW)
-    removal = without(hers, "bob", carol, SECOND)
-    carol.logs.publish(removal, SECOND, NOW)
-    carol.logs.settle_at(removal, None)
-    assert carol.logs.accept(sent(theirs, alice, FIRST), "alice", LATER)
-    both = carol.logs.find("team")
-    assert [one.handle for one in both.members] == ["alice", "carol", "erin", "dave"]
-    assert [one.handle for one in both.past] == ["dave", "bob"]  # Dave may have written under his first entry
-    assert both.epoch == three.epoch + 1
-    assert carol.logs.key(both) not in (FIRST, SECOND)
-    assert len({one.binding for one in (*both.members, *both.past)}) == 6
-    assert sorted(handle for handle, _ in carol.logs.untold(both)) == ["alice", "dave", "erin"]
-    assert carol.logs.unsettled(LATER) == [base58(three.group)]
-    assert "made again" in carol.notices.take()[-1].text
     alice.logs.publish(theirs, FIRST, NOW)
-    assert not alice.logs.accept(sent(hers, carol, FIRST), "carol", LATER)
-    mails = dict(carol.logs.untold(both))
-    assert alice.logs.accept(decode_mail(mails["alice"]), "carol", LATER)
-    assert alice.logs.find("team") == both
-    # Dave came with what does not hold now, and Erin with what does.
-    for box in (dave, erin):
-        assert box.logs.accept(decode_mail(mails[box.identity.handle]), "carol", LATER)
+    alice.logs.settle_at(theirs, None)
+    removal = without(hers, "bob", carol, SECOND)
+    assert alice.logs.accept(sent(removal, carol, SECOND), "carol", LATER)
+    both = alice.logs.find("team")
+    assert [one.handle for one in both.members] == ["alice", "carol", "dave", "erin"]
+    assert [one.handle for one in both.past] == ["bob", "erin"]  # Erin may have written under her first entry
+    assert (both.epoch, alice.logs.key(both)) == (2, SECOND)
+    assert len({one.binding for one in (*both.members, *both.past)}) == 6
+    assert set(untold(alice, both)) == {"carol", "dave", "erin"}
+    assert alice.logs.unsettled(LATER) == [base58(three.group)]
+    assert "made again" in alice.notices.take()[-1].text
+    share(hers, FIRST, carol)
+    share(removal, SECOND, carol)
+    assert not carol.logs.accept(sent(theirs, alice, FIRST), "alice", LATER)
+    mails = dict(alice.logs.untold(both))
+    for box in (carol, dave, erin):
+        assert box.logs.accept(decode_mail(mails[box.identity.handle]), "alice", LATER)
         assert box.logs.find("team") == both
 
 
-def test_a_member_that_another_admin_removed_in_what_does_not_hold_is_removed_again(
-    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+def test_a_member_that_an_admin_removed_in_what_does_not_hold_is_removed_again(
+    alice: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    dave = agent("dave")
-    four = with_member(three, dave, alice, FIRST, admin=True)
-    share(four, FIRST, alice, bob, carol, dave)
-    gone = without(four, "bob", dave, SECOND)
-    assert carol.logs.accept(sent(gone, dave, SECOND), "dave", NOW)
-    late = following(four, alice, FIRST, name="renamed")
-    assert carol.logs.accept(sent(late, alice, FIRST), "alice", LATER)
-    again = carol.logs.find("renamed")
-    assert (again.parent, [one.handle for one in again.past]) == (late.digest, ["bob"])
+    hers = without(three, "bob", carol, SECOND)
+    theirs = higher_than(hers, lambda name: following(three, alice, FIRST, name=name))
+    carol.logs.publish(hers, SECOND, NOW)
+    assert carol.logs.accept(sent(theirs, alice, FIRST), "alice", LATER)
+    again = carol.logs.find(theirs.name)
+    assert (again.lineage[0], [one.handle for one in again.past]) == (theirs.digest, ["bob"])
     assert carol.logs.key(again) not in (FIRST, SECOND)
 
 
 def test_a_change_that_the_other_admin_made_too_is_not_made_again(
     alice: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    hers, theirs = without(three, "bob", carol, SECOND), without(three, "bob", alice, THIRD)
+    hers, same = without(three, "bob", carol, SECOND), without(three, "bob", alice, THIRD)
+    theirs = higher_than(hers, lambda name: msgspec.structs.replace(same, name=name))
     carol.logs.publish(hers, SECOND, NOW)
     assert carol.logs.accept(sent(theirs, alice, THIRD), "alice", LATER)
-    assert carol.logs.find("team") == theirs
+    assert carol.logs.find(theirs.name) == theirs
 
 
 def test_an_admin_whose_change_does_not_hold_because_it_was_removed_changes_nothing_more(
@@ -472,46 +481,43 @@ def test_an_edition_that_another_process_overtook_is_not_published(alice: Mailbo
     assert alice.logs.find("first") == first
 
 
-def untold(box: Mailbox, edition: GroupEdition) -> dict[str, list[GroupEdition]]:
-    """Which editions each member has yet to be sent."""
-    return {handle: [one.signed.edition for one in decode_mail(body)] for handle, body in box.logs.untold(edition)}
+def untold(box: Mailbox, edition: GroupEdition) -> dict[str, list[int]]:
+    """The members that have yet to be sent an edition, each with the epochs whose keys it gets."""
+    return {handle: [epoch for epoch, _ in decode_mail(body).keys] for handle, body in box.logs.untold(edition)}
 
 
 def test_each_member_is_to_be_told_of_each_edition_once(
     alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    assert set(untold(alice, three)) == {"bob", "carol"}
+    assert untold(alice, three) == {"bob": [1], "carol": [1]}
     alice.logs.note_told(three, ["bob"])
-    assert set(untold(alice, three)) == {"carol"}
-    later = following(three, alice, FIRST, name="renamed")
-    alice.logs.publish(later, FIRST, NOW)
+    assert untold(alice, three) == {"carol": [1]}
+    later = following(three, alice, SECOND, epoch=2)
+    alice.logs.publish(later, SECOND, NOW)
     alice.logs.note_told(three, ["carol"])  # of the one before
-    first, second, third = untold(alice, later)["carol"]
-    assert (second, third) == (three, later)
-    assert untold(alice, later)["bob"] == [later]
+    assert untold(alice, later) == {"bob": [2], "carol": [1, 2]}
+    alice.logs.note_told(later, ["bob"])
     alice.logs.note_untold(later)
-    assert untold(alice, later) == {key: [first, second, third] for key in ("bob", "carol")}
-    assert carol.logs.accept(sent(later, alice, FIRST), "alice", LATER)
+    assert untold(alice, later) == {"bob": [2], "carol": [1, 2]}
+    assert carol.logs.accept(sent(later, alice, SECOND), "alice", LATER)
     assert (untold(carol, later), bob.logs.unsettled(LATER)) == ({}, [])
 
 
-def test_a_member_gets_the_keys_of_editions_that_it_was_in(
+def test_a_member_gets_the_keys_of_epochs_that_it_was_in(
     agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
     dave = agent("dave")
     alice.logs.note_told(three, ["bob", "carol"])
-    second = following(with_member(three, dave, alice, FIRST), alice, SECOND, epoch=2)
-    second = msgspec.structs.replace(second, number=three.number + 1, parent=three.digest)
+    second = msgspec.structs.replace(with_member(three, dave, alice, SECOND), epoch=2)
     alice.logs.publish(second, SECOND, NOW)
     third = following(second, alice, THIRD, epoch=3)
     alice.logs.publish(third, THIRD, NOW)
     mails = {handle: decode_mail(body) for handle, body in alice.logs.untold(third)}
-    assert [one.key for one in mails["bob"]] == [SECOND, THIRD]
-    assert [one.key for one in mails["dave"]][-2:] == [SECOND, THIRD]
-    assert {one.key for one in mails["dave"][:-2]} == {None}
-    assert bob.logs.accept(mails["bob"], "alice", LATER)
-    assert dave.logs.accept(mails["dave"], "alice", LATER)
-    assert (bob.logs.keys(third, 2), dave.logs.keys(third, 2)) == ([SECOND], [SECOND])
+    for box in (bob, dave):
+        mail = mails[box.identity.handle]
+        assert mail.keys == [(2, SECOND), (3, THIRD)]
+        assert box.logs.accept(mail, "alice", LATER)
+        assert box.logs.keys(third, 2) == [SECOND]
     with pytest.raises(EarlierEpoch):
         dave.logs.keys(third, 1)
 
@@ -609,7 +615,7 @@ def as_before(box: Mailbox, edition: GroupEdition, *, untold: bool) -> None:
     sealed = box.logs._local.encrypt("log_keys", f"{gid}/1", FIRST.secret)
     box.close()
     with contextlib.closing(sqlite3.connect(box.directory / FILE)) as old:
-        for table in ("logs", "log_keys", "log_editions", "log_untold"):
+        for table in ("logs", "log_keys", "log_untold"):
             old.execute(f"DROP TABLE {table}")
         old.executescript((Path(database.__file__).parent / "schema_7.sql").read_text())
         row = (gid, edition.name, edition.number, msgspec.msgpack.encode(before), "alice", stamp(NOW), untold)
@@ -622,7 +628,7 @@ def as_before(box: Mailbox, edition: GroupEdition, *, untold: bool) -> None:
 def test_groups_from_before_editions_were_signed_go_on(
     home: Path, alice: Mailbox, bob: Mailbox, edition: GroupEdition
 ) -> None:
-    unsigned = msgspec.structs.replace(edition, number=4, author=0, key_id=None)
+    unsigned = msgspec.structs.replace(edition, number=4, author=b"", key_id=None, grant=None)
     renamed = msgspec.structs.replace(unsigned, number=5, name="renamed")
     as_before(alice, renamed, untold=True)
     as_before(bob, unsigned, untold=False)  # which had not read the last one yet

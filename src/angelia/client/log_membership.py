@@ -136,11 +136,20 @@ def settle_open(mailbox: Mailbox) -> Exchange[None]:
         if edition is None or not _is_admin(mailbox, edition):
             mailbox.logs.nothing_to_settle(parse_group(gid))
             continue
+        mailbox.logs.settle_at(edition, clock.now() + _AGAIN)  # if it fails
         with contextlib.suppress(AngeliaError):
-            if edition.grant is None:  # from before editions were signed
-                edition = publish_next(mailbox, edition, edition)
-            mailbox.logs.settle_at(edition, clock.now() + _AGAIN)  # if it fails
-            yield from _settled(mailbox, edition, {}, edition)
+            if _is_to_be_granted(mailbox, edition):
+                yield from settle(mailbox, gid)
+            else:
+                yield from _settled(mailbox, edition, {}, edition)
+
+
+def _is_to_be_granted(mailbox: Mailbox, edition: GroupEdition) -> bool:
+    """Whether this agent, as the owner, has to say who the admins are: one has a new key, or it never said so."""
+    if edition.owner.handle != mailbox.identity.handle:
+        return False
+    grant = edition.grant
+    return grant is None or any(grant.key_of(one.sender) != one.public_key for one in edition.members if one.admin)
 
 
 def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:

@@ -29,7 +29,7 @@ from angelia.grouplog.model.editions import (
     decode_mail,
     encode_mail,
 )
-from angelia.grouplog.model.ids import base58
+from angelia.grouplog.model.ids import MAX_SEQ, base58
 from angelia.mailbox import private_files
 from angelia.mailbox.database import BrokenDatabase, MailboxDatabase, MailboxTx, NamedStatements
 from angelia.mailbox.local_key import LocalKey
@@ -38,6 +38,7 @@ from angelia.mailbox.own_keys import OwnKeys
 
 T = TypeVar("T")
 SHORTEST_PREFIX = 8
+_MOST_KEYS = 16  # of an epoch: as many as admins that changed the group at once, so hardly two
 _LONGEST_RUN = 8  # own editions that are remembered to be made again
 _OVERTAKEN = "another admin has changed the group meanwhile"
 
@@ -218,13 +219,18 @@ class MailboxLogs:
                     raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
             elif edition.owner.sender != stored.edition.owner.sender or edition.config != stored.edition.config:
                 raise NotAllowed(f"{sender} sent an edition of {edition.name} that has another owner or configuration")
+            elif edition.grant and stored.edition.grant and edition.grant.is_at_odds(stored.edition.grant):
+                told = f"{sender} sent an edition of {edition.name} under a key that its owner replaced by another one"
+                raise NotAllowed(told)
             if not signed.is_sound():
                 raise NotAllowed(f"edition {edition.number} of the group {edition.name} is not signed by its admins")
             newer = stored is None or edition.order > stored.edition.order
             believed = edition.admins if stored is None or newer else stored.edition.admins
             for epoch, key in sent.keys:
-                if sender in believed or (newer and epoch == edition.epoch):
+                if newer and key.key_id == edition.key_id:
                     self._keep_key(tx, gid, epoch, key, now)
+                elif sender in believed:
+                    self._keep_key(tx, gid, epoch, key, now, most=_MOST_KEYS)
             if not newer:
                 return False
             LogRow(signed, ()).write(tx, gid, sender, now)
@@ -331,9 +337,13 @@ class MailboxLogs:
 
     # Keys.
 
-    def _keep_key(self, tx: MailboxTx, gid: str, epoch: int, key: EpochKey, now: datetime) -> None:
+    def _keep_key(
+        self, tx: MailboxTx, gid: str, epoch: int, key: EpochKey, now: datetime, *, most: int = MAX_SEQ
+    ) -> None:
+        """Keeps a key, unless there are so many of its epoch."""
         row = f"{gid}/{epoch}/{key.key_id}"
-        tx.write("put_log_key", row, gid, epoch, key.key_id, *self._local.encrypt("log_keys", row, key.secret), now)
+        sealed = self._local.encrypt("log_keys", row, key.secret)
+        tx.write("put_log_key", row, gid, epoch, key.key_id, *sealed, now, most)
 
     def forget(self, group: bytes) -> None:
         """Forgets a group with its keys and its database."""
@@ -384,9 +394,10 @@ class MailboxLogs:
         """Signs with this agent's present key or, while a rotation is under way, with its next one."""
         if self._own_keys.signer.pair.public.ed25519 == public_key:
             return self.sign(message)
-        with self._own_keys.signing_as_next():
-            if self._own_keys.signer.pair.public.ed25519 == public_key:
-                return self.sign(message)
+        if self._own_keys.has_next_signer():
+            with self._own_keys.signing_as_next():
+                if self._own_keys.signer.pair.public.ed25519 == public_key:
+                    return self.sign(message)
         raise NotAllowed(
             "the group knows an older key of this agent, with which it cannot sign any more",
             hint="the agent that made the group runs angelia log members NAME --refresh",

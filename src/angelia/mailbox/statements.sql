@@ -661,9 +661,9 @@ DELETE FROM log_untold WHERE group_id = ? AND sender = ?
 DELETE FROM log_untold WHERE group_id = ?
 
 -- name: put_log_key
--- A key that is there stands. Of one epoch there are as many as admins that changed the group at once, so hardly two.
+-- A key that is there stands.
 INSERT INTO log_keys (row_id, group_id, epoch, key_id, secret_nonce, secret, received_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE (SELECT count(*) FROM log_keys WHERE group_id = ?2 AND epoch = ?3) < 16
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE (SELECT count(*) FROM log_keys WHERE group_id = ?2 AND epoch = ?3) < ?8
 ON CONFLICT DO NOTHING
 
 -- name: log_keys

@@ -2,7 +2,8 @@
 
 Admins change members and nodes. Only the owner makes and removes admins, and begins a new generation each time. An
 edition of a later generation holds against all of earlier ones, so an admin that was removed changes nothing any more,
-whatever it signs, and in whatever order members read it.
+whatever it signs, and in whatever order members read it. In the same way one under a new key of the owner holds against
+all under its old key, which may have been stolen.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ class AdminGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     @property
     def owner(self) -> bytes:
         return self.admins[0][0]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two grants, the later one in this order holds."""
+        return len(self.keys), self.generation
+
+    def is_at_odds(self, other: AdminGrant) -> bool:
+        """Whether their owner replaced one key by two: one of them comes from a thief of that key."""
+        return any(mine != theirs for (mine, _), (theirs, _) in zip(self.keys, other.keys, strict=False))
 
     def key_of(self, sender: bytes) -> bytes | None:
         """The key with which an admin signs editions; None for any other member."""

@@ -140,9 +140,9 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
 
     @property
-    def order(self) -> tuple[int, int, bytes]:
+    def order(self) -> tuple[tuple[int, int], int, bytes]:
         """Of all editions of a group, that holds which is last in this order."""
-        return 0 if self.grant is None else self.grant.generation, self.number, self.digest
+        return (0, 0) if self.grant is None else self.grant.order, self.number, self.digest
 
     @property
     def owner(self) -> EditionMember:
