@@ -72,7 +72,7 @@ def test_a_group_is_made_on_the_own_server_and_said_to_be_on_one_node_alone(live
     made = alice("create", "team")
     assert made.code == 0
     assert re.search(r"^group    [1-9A-Za-z]{32,44}$", made.out, re.MULTILINE)
-    assert f"members  {alice.name} (admin)\n" in made.out
+    assert f"members  {alice.name} (owner)\n" in made.out
     assert f"nodes    {live}\n" in made.out
     assert "each update is on one node alone" in made.err
     assert re.fullmatch(r"[1-9A-Za-z]{32,44}\n", alice.does("create", "other", "-q"))

@@ -59,7 +59,7 @@ def create(
     tokens: tuple[str, ...],
     **config: Any,
 ) -> None:
-    """Make a group log with its members and nodes; you are its admin."""
+    """Make a group log with its members and nodes; you are its owner."""
     logs = all_logs(session)
     settled = logs.create(name, nodes=_nodes(session, nodes or (session.url,), tokens), members=members, **config)
     edition = settled.edition
@@ -80,7 +80,7 @@ def list_(session: CommandContext) -> None:
         Column("NAME", lambda g: g.name, long=True),
         Column("MEMBERS", lambda g: f"{len(g.members):,}", right=True),
         Column("NODES", lambda g: str(len(g.nodes)), right=True),
-        Column("YOU", lambda g: "-" if (own := g.member(me)) is None else "admin" if own.admin else "member"),
+        Column("YOU", lambda g: "-" if (own := g.member(me)) is None else g.role(own)),
     ]
     found = all_logs(session).list()
     if session.shared.json:
@@ -92,7 +92,7 @@ def list_(session: CommandContext) -> None:
 @verbs.verb(example="angelia log members team --add carol", needs=ACTS | Needs.YES)
 @name_argument
 @click.option("--add", "added", multiple=True, metavar="AGENT", help="a new member; repeatable")
-@click.option("--admin", is_flag=True, help="those of --add may change the group too")
+@click.option("--admin", is_flag=True, help="those of --add may change the group too; by its owner")
 @click.option("--remove", "removed", multiple=True, metavar="AGENT", help="reads nothing new from then on; repeatable")
 @click.option("--refresh", is_flag=True, help="look up members' new keys, and send the group to all of them again")
 def members(
@@ -124,12 +124,12 @@ def members(
         say_settled(session, settled)
         edition = settled.edition
     if session.shared.json:
-        session.out.records([member_record(one) for one in edition.members])
+        session.out.records([member_record(edition, one) for one in edition.members])
         return
     columns: list[Column[EditionMember]] = [
         Column("AGENT", lambda m: m.handle, long=True),
         Column("SENDER", lambda m: m.sender.hex()),
-        Column("ADMIN", lambda m: "yes" if m.admin else "no"),
+        Column("ROLE", edition.role),
     ]
     session.out.rows(list(edition.members), columns)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from angelia.client.log_checking import Checked, Finding
     from angelia.client.log_membership import Settled
     from angelia.errors import AngeliaError
-    from angelia.grouplog.model.editions import GroupEdition
+    from angelia.grouplog.model.editions import EditionMember, GroupEdition
     from angelia.mailbox.log_journal import JournalRow
 
 SHORT = 12
@@ -41,7 +41,7 @@ def record_of(edition: GroupEdition) -> dict[str, Any]:
         "name": edition.name,
         "edition": edition.number,
         "epoch": edition.epoch,
-        "members": [member_record(one) for one in edition.members],
+        "members": [member_record(edition, one) for one in edition.members],
         "nodes": [{"id": text_of(one.id), "url": one.url} for one in edition.nodes],
         "config": {
             "depth": edition.depth,
@@ -51,12 +51,12 @@ def record_of(edition: GroupEdition) -> dict[str, Any]:
     }
 
 
-def member_record(member: Any) -> dict[str, Any]:
+def member_record(edition: GroupEdition, member: EditionMember) -> dict[str, Any]:
     return {
         "agent": member.handle,
         "sender": member.sender.hex(),
         "binding": member.binding,
-        "admin": member.admin,
+        "role": edition.role(member),
     }
 
 
@@ -67,7 +67,10 @@ def facts_of(edition: GroupEdition) -> list[tuple[str, str]]:
         ("group", base58(edition.group)),
         ("name", edition.name),
         ("edition", f"{edition.number} (epoch {edition.epoch})"),
-        ("members", ", ".join(f"{one.handle}{' (admin)' if one.admin else ''}" for one in edition.members)),
+        (
+            "members",
+            ", ".join(f"{one.handle} ({edition.role(one)})" if one.admin else one.handle for one in edition.members),
+        ),
         ("nodes", ", ".join(one.url for one in edition.nodes)),
         ("copies", f"{edition.min_copies} or more of each update"),
     ]

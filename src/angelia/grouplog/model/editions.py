@@ -151,6 +151,9 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             return next(member for member in self.members if member.admin)
         return next(member for member in self.members if member.sender == self.grant.owner)
 
+    def role(self, member: EditionMember) -> str:
+        return "member" if not member.admin else "owner" if member.sender == self.owner.sender else "admin"
+
     def following(self, before: GroupEdition, author: bytes, key: EpochKey) -> GroupEdition:
         """This edition as the one after another, as its author makes it."""
         return msgspec.structs.replace(
