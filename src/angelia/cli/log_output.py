@@ -63,14 +63,12 @@ def member_record(edition: GroupEdition, member: EditionMember) -> dict[str, Any
 def facts_of(edition: GroupEdition) -> list[tuple[str, str]]:
     from angelia.grouplog.model.ids import base58
 
+    members = [f"{one.handle} ({edition.role(one)})" if one.admin else one.handle for one in edition.members]
     return [
         ("group", base58(edition.group)),
         ("name", edition.name),
         ("edition", f"{edition.number} (epoch {edition.epoch})"),
-        (
-            "members",
-            ", ".join(f"{one.handle} ({edition.role(one)})" if one.admin else one.handle for one in edition.members),
-        ),
+        ("members", ", ".join(members)),
         ("nodes", ", ".join(one.url for one in edition.nodes)),
         ("copies", f"{edition.min_copies} or more of each update"),
     ]
