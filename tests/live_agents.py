@@ -14,7 +14,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 
 NO_LIMITS = (
-    "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,"
+    "register=off,identity=off,keys=off,bundles=off,send=off,send_batch=off,receive=off,"
     "channels=off,room_create=off,room_read=off,find=off,stats=off,who=off"
 )
 

@@ -635,7 +635,9 @@ def test_a_shard_that_is_altered_or_of_another_message_is_named(alices: LogRepli
     manifest, (one, *_) = Manifest.decode(own.manifest), own.shards()
     pieces = [Record(2, bytes(manifest.shard_length), 0, 3, 5, own.manifest).encode()]
     pieces.append(Record(1, one[-manifest.shard_length :], 0, 3, 5, own.manifest).encode())
-    pieces.append(Record(2, one[-manifest.shard_length :], 0, 3, 5, own.manifest[:-1] + b"\0").encode())
+    pieces.append(
+        Record(2, one[-manifest.shard_length :], 0, 3, 5, own.manifest[:-1] + bytes((own.manifest[-1] ^ 1,))).encode()
+    )
     for piece in pieces:
         refused(bobs, LogMessage(alices.me.sender, own.seq, piece))
     refused(bobs, LogMessage(alices.me.sender, own.seq + 1, one))
