@@ -69,7 +69,7 @@ def test_an_admin_that_replaces_its_key_stays_one_as_soon_as_the_owner_has_read_
     edition_of(carol, name)
     carol.client.keys.rotate(carol.mailbox, signer=True)
     carol.reopen()
-    with pytest.raises(NotAllowed, match="older key"):
+    with pytest.raises(NotAllowed, match="has not said yet"):
         carol.logs.add(name, [dave.name])
     assert texts(carol.restarted(name)) == [], "nodes know her next key"
     alice.logs.list()

@@ -15,10 +15,10 @@ import pytest
 
 from angelia.client.log_editions import take_editions
 from angelia.envelope.group_sealing import GroupPlace
-from angelia.envelope.refusals import NotAllowed, OpenFailed, SignatureFailed
-from angelia.envelope.sealing import EpochKey
+from angelia.envelope.refusals import NotAllowed, OpenFailed, SignatureFailed, UnknownSigner
+from angelia.envelope.sealing import Control, EpochKey
 from angelia.errors import AngeliaError, Conflict, Denied, EpochConflict, InvalidArgument, NoGroup, NotMember
-from angelia.grouplog.model.admin_grants import granted
+from angelia.grouplog.model.admin_grants import Admin, granted
 from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail, encode_mail, new_member
 from angelia.grouplog.model.ids import base58
 from angelia.mailbox import database, identity
@@ -27,7 +27,8 @@ from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_replica import opened_replica
 from angelia.mailbox.logs import EarlierEpoch, LaterEpoch
 from angelia.mailbox.mailbox import Mailbox
-from log_members import first_edition, following, node_of, sent, share, with_member, without
+from grouplog.open_logs import Key
+from log_members import first_edition, following, sent, share, with_member, without
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
@@ -36,8 +37,21 @@ Send = Callable[..., bytes]
 
 
 @pytest.fixture
-def carol(agent: Callable[[str], Mailbox]) -> Mailbox:
-    return agent("carol")
+def member(agent: Callable[[str], Mailbox], alice: Mailbox) -> Callable[[str], Mailbox]:
+    """Makes agents that know Alice, whose groups these are."""
+
+    def make(name: str) -> Mailbox:
+        box, link = agent(name), alice.own_keys.newest()
+        assert link is not None
+        box.pinned_keys.pin_first(link, NOW)
+        return box
+
+    return make
+
+
+@pytest.fixture
+def carol(member: Callable[[str], Mailbox]) -> Mailbox:
+    return member("carol")
 
 
 @pytest.fixture
@@ -135,8 +149,8 @@ def test_a_later_edition_replaces_the_one_before(alice: Mailbox, bob: Mailbox, j
 
 def test_a_later_edition_is_refused_if_no_admin_signed_it(alice: Mailbox, bob: Mailbox, joined: GroupEdition) -> None:
     by_alice = following(joined, alice, SECOND, epoch=2)
-    with_bob = [(one.sender, one.public_key) for one in joined.members]
-    forged = granted(joined.group, joined.grant, with_bob, with_bob[0][1], lambda key, message: bob.logs.sign(message))
+    with_bob = tuple(Admin(one.sender, one.handle, one.public_key) for one in joined.members)
+    forged = granted(joined.group, joined.grant, with_bob, bob.logs.sign)
     admins = tuple(msgspec.structs.replace(one, admin=True) for one in joined.members)
     by_bob = msgspec.structs.replace(by_alice, author=bob.logs.me(joined).sender, members=admins, grant=forged)
     by_bob.check()
@@ -306,30 +320,58 @@ def test_only_the_owner_makes_and_removes_admins(
         following(three, alice, FIRST, members=(msgspec.structs.replace(own, admin=False), *three.members[1:]))
 
 
+@pytest.mark.parametrize("revoked", [False, True])
 def test_a_thief_of_a_replaced_key_of_the_owner_is_not_believed_whatever_it_signs(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition, revoked: bool
+) -> None:
+    stolen = three
+    for _ in range(3):  # with the key that Alice has now
+        stolen = without(stolen, "carol", alice, THIRD)
+        stolen = with_member(stolen, carol, alice, THIRD, admin=True)
+    by_thief, old = sent(stolen, alice, THIRD), alice.identity.pair.public.signer_id
+    assert bob.logs.accept(by_thief, "alice", NOW)
+    alice.key_rotation.begin(NOW, kem=False, signer=True)
+    alice.key_rotation.finish(NOW)
+    mine = following(three, alice, SECOND, epoch=2)
+    assert stolen.grant is not None
+    assert mine.grant is not None
+    assert stolen.grant.generation > mine.grant.generation
+    mail = sent(mine, alice, SECOND)
+    for box in (bob, carol):
+        with pytest.raises(UnknownSigner) as unknown:
+            box.logs.accept(mail, "alice", LATER)
+        assert unknown.value.agent == "alice"
+        link = alice.own_keys.newest()
+        assert link is not None
+        box.pinned_keys.advance("alice", [link], LATER, [old] if revoked else [])
+        assert box.logs.accept(mail, "alice", LATER)
+        with pytest.raises(UnknownSigner) if revoked else contextlib.nullcontext():
+            assert not box.logs.accept(by_thief, "alice", LATER)
+        assert box.logs.edition(three.group) == mine
+
+
+def test_no_admin_gives_another_member_a_new_handle_not_even_the_owner(
     alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    alice.key_rotation.begin(NOW, kem=True, signer=True)
-    with alice.own_keys.signing_as_next():
-        new = alice.own_keys.signer.pair.public.ed25519
-    members = tuple(one.with_key(new) if one.handle == "alice" else one for one in three.members)
-    rotated = following(three, alice, SECOND, members=members, epoch=2)
-    stolen = three
-    for number in range(5):
-        stolen = (
-            without(stolen, "carol", alice, THIRD)
-            if number % 2 == 0
-            else with_member(stolen, carol, alice, THIRD, admin=True)
-        )
-    assert stolen.grant is not None
-    assert rotated.grant is not None
-    assert stolen.grant.generation > rotated.grant.generation
-    assert bob.logs.accept(sent(stolen, alice, THIRD), "alice", NOW)
-    with alice.own_keys.signing_as_next():
-        mail = sent(rotated, alice, SECOND)
-    assert bob.logs.accept(mail, "alice", LATER)
-    assert not bob.logs.accept(sent(following(stolen, alice, THIRD), alice, THIRD), "alice", LATER)
-    assert bob.logs.edition(three.group) == rotated
+    for at in range(2):
+        members = [*three.members]
+        members[at] = msgspec.structs.replace(members[at], handle="zoe")
+        renamed = three.following(three, carol.logs.me(three).sender, FIRST)
+        renamed = msgspec.structs.replace(renamed, members=tuple(members))
+        with pytest.raises(NotAllowed):
+            bob.logs.accept(sent(renamed, carol, FIRST), "carol", LATER)
+    assert bob.logs.edition(three.group) == three
+
+
+def test_an_edition_under_a_key_that_its_owner_never_had_waits_until_the_owner_is_looked_up(
+    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    first = first_edition("team", [alice, bob], key=FIRST)
+    alices = [Admin(one.sender, one.handle, bob.identity.pair.public.ed25519) for one in first.members if one.admin]
+    forged = msgspec.structs.replace(first, grant=granted(first.group, None, tuple(alices), bob.logs.sign))
+    bob.receive(send(body=encode_mail(sent(forged, bob, FIRST)), channel_id=EDITIONS, control=True), now=NOW)
+    assert (take_editions(bob), bob.logs.editions()) == (0, [])
+    assert len(bob.inbox.controls(Control.GROUP_KEY)) == 1
 
 
 def test_an_admin_that_was_removed_brings_nothing_more_past_the_allowlist(
@@ -342,9 +384,14 @@ def test_an_admin_that_was_removed_brings_nothing_more_past_the_allowlist(
 
 
 def test_an_admin_whose_new_key_the_owner_has_not_said_keeps_what_others_send(
-    alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition, monkeypatch: pytest.MonkeyPatch
+    member: Callable[[str], Mailbox],
+    alice: Mailbox,
+    bob: Mailbox,
+    carol: Mailbox,
+    three: GroupEdition,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hers = following(three, carol, FIRST, nodes=(node_of(2),))
+    hers = with_member(three, member("dave"), carol, FIRST)
     carol.logs.publish(hers, FIRST, NOW)
     theirs = higher_than(hers, lambda name: following(three, alice, FIRST, name=name))
     mail = sent(theirs, alice, FIRST)
@@ -352,40 +399,52 @@ def test_an_admin_whose_new_key_the_owner_has_not_said_keeps_what_others_send(
     monkeypatch.setattr(carol.own_keys, "identity", another)
     assert carol.logs.accept(mail, "alice", LATER)
     assert carol.logs.find(theirs.name) == theirs
-    assert "your change does not fit" in carol.notices.take()[-1].text
+    assert "its change does not fit to yours" in carol.notices.take()[-1].text
 
 
+@pytest.mark.parametrize("seed", range(4))
 def test_members_come_to_the_same_edition_whatever_the_order_of_mail_and_whatever_was_lost_at_first(
-    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+    member: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition, seed: int
 ) -> None:
-    chance = random.Random(7)
-    boxes = {box.identity.handle: box for box in (alice, bob, carol)}
-    for round_ in range(12):
-        for author in (alice, carol):  # both at once
-            before = author.logs.edition(three.group)
-            assert before is not None
-            name = f"{author.identity.handle}-{round_}"
-            changed = following(before, author, author.logs.key(before), name=name)
-            if chance.random() < 0.3:
-                nodes = (*changed.nodes, node_of(2 + round_))
-                changed = msgspec.structs.replace(changed, nodes=nodes)
-            author.logs.publish(changed, author.logs.key(changed), NOW)
-        for _ in range(4):
+    chance, dave = random.Random(seed), member("dave")
+    four = with_member(three, dave, alice, FIRST, admin=True)
+    share(four, FIRST, alice, bob, carol, dave)
+    boxes, admins = {box.identity.handle: box for box in (alice, bob, carol, dave)}, (alice, carol, dave)
+    added, removed, at = list[str](), set[str](), LATER
+    for round_ in range(6):
+        for author in admins:  # all at once
+            before = newest_of(author, four)
+            others = [one for one in before.members if one.handle.startswith("agent")]
+            if others and chance.random() < 0.4:
+                gone = chance.choice(others)
+                removed.add(gone.handle)
+                after = without(before, gone.handle, author, key := EpochKey.generate())
+            else:
+                name, key = f"agent-{author.identity.handle}-{round_}", author.logs.key(before)
+                added.append(name)
+                new = new_member(before.group, before.new_binding(name), name, Key(name.encode()).public, admin=False)
+                after = following(before, author, key, members=(*before.members, new))
+            author.logs.publish(after, key, NOW)
+        last = round_ == 5
+        for _ in range(16 if last else 2):
             mails = [
                 (author, edition, handle, body)
-                for author in (alice, carol)
-                for edition in [newest_of(author, three)]
+                for author in admins
+                for edition in [newest_of(author, four)]
                 for handle, body in author.logs.untold(edition)
             ]
             chance.shuffle(mails)
             for author, edition, handle, body in mails:
-                if chance.random() < 0.4 and round_ < 11:
+                if chance.random() < 0.4 and not last:
                     continue  # it comes the next time
+                at += timedelta(seconds=1)
                 author.logs.note_told(edition, [handle])
-                with contextlib.suppress(NotAllowed):
-                    boxes[handle].logs.accept(decode_mail(body), author.identity.handle, LATER)
-    held = {newest_of(box, three).digest for box in boxes.values()}
-    assert len(held) == 1
+                if handle in boxes:
+                    boxes[handle].logs.accept(decode_mail(body), author.identity.handle, at)
+    assert len({newest_of(box, four).digest for box in boxes.values()}) == 1
+    assert [one for one in mails if one[2] in boxes] == [], "they came to rest"
+    handles = {one.handle for one in newest_of(bob, four).members}
+    assert handles == {*boxes, *added} - removed
 
 
 def higher_than(other: GroupEdition, make: Callable[[str], GroupEdition]) -> GroupEdition:
@@ -416,9 +475,9 @@ def test_messages_under_the_key_of_an_edition_that_does_not_hold_are_opened(
 
 
 def test_what_an_admin_changed_at_the_same_time_as_another_one_is_changed_again(
-    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+    member: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    dave, erin = agent("dave"), agent("erin")
+    dave, erin = member("dave"), member("erin")
     hers, theirs = with_member(three, dave, carol, FIRST), with_member(three, erin, alice, FIRST)
     alice.logs.publish(theirs, FIRST, NOW)
     alice.logs.settle_at(theirs, None)
@@ -427,11 +486,12 @@ def test_what_an_admin_changed_at_the_same_time_as_another_one_is_changed_again(
     both = alice.logs.find("team")
     assert [one.handle for one in both.members] == ["alice", "carol", "dave", "erin"]
     assert [one.handle for one in both.past] == ["bob", "erin"]  # Erin may have written under her first entry
-    assert (both.epoch, alice.logs.key(both)) == (2, SECOND)
+    assert both.epoch == 3
+    assert alice.logs.key(both) not in (FIRST, SECOND)
     assert len({one.binding for one in (*both.members, *both.past)}) == 6
     assert set(untold(alice, both)) == {"carol", "dave", "erin"}
     assert alice.logs.unsettled(LATER) == [base58(three.group)]
-    assert "made again" in alice.notices.take()[-1].text
+    assert alice.notices.take() == [], "nothing is left out"
     share(hers, FIRST, carol)
     share(removal, SECOND, carol)
     assert not carol.logs.accept(sent(theirs, alice, FIRST), "alice", LATER)
@@ -439,6 +499,47 @@ def test_what_an_admin_changed_at_the_same_time_as_another_one_is_changed_again(
     for box in (carol, dave, erin):
         assert box.logs.accept(decode_mail(mails[box.identity.handle]), "alice", LATER)
         assert box.logs.find("team") == both
+
+
+def test_what_is_sealed_under_a_key_that_does_not_hold_is_opened_by_all_that_stay(
+    member: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    dave = member("dave")
+    four = with_member(three, dave, alice, FIRST)
+    share(four, FIRST, alice, bob, carol, dave)
+    for box in (bob, carol, dave):
+        alice.logs.note_told(four, [box.identity.handle])
+    mine = without(four, "bob", alice, SECOND)
+    theirs = higher_than(mine, lambda name: following(four, carol, FIRST, name=name))
+    alice.logs.publish(mine, SECOND, NOW)
+    place = GroupPlace(four.group, alice.logs.me(mine).sender, 1, 0)
+    sealed = alice.logs.seal(mine, place, b"under the second key")
+    for box in (alice, carol, dave):
+        assert box.logs.accept(sent(theirs, carol, FIRST), "carol", LATER)
+    again = newest_of(alice, four)
+    assert again.member("bob") is None
+    mails = {handle: decode_mail(body) for handle, body in alice.logs.untold(again)}
+    for box in (carol, dave):
+        assert box.logs.accept(mails[box.identity.handle], "alice", LATER)
+        assert box.logs.unseal(again, place, sealed) == b"under the second key"
+
+
+def test_a_member_that_was_removed_stays_away_also_if_others_went_on_from_the_removal(
+    member: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+) -> None:
+    dave = member("dave")
+    four = with_member(three, dave, alice, FIRST, admin=True)
+    share(four, FIRST, alice, bob, carol, dave)
+    removal = without(four, "bob", alice, SECOND)
+    share(removal, SECOND, alice, dave)
+    on = following(removal, dave, SECOND, name="on")
+    share(on, SECOND, dave, alice)
+    away = four
+    for number in range(3):  # Carol has heard of nothing
+        away = following(away, carol, FIRST, name=f"name{number}")
+    assert alice.logs.accept(sent(away, carol, FIRST), "carol", LATER)
+    again = newest_of(alice, four)
+    assert (again.name, again.member("bob"), again.epoch) == ("name2", None, 3)
 
 
 def test_a_member_that_an_admin_removed_in_what_does_not_hold_is_removed_again(
@@ -464,9 +565,9 @@ def test_a_change_that_the_other_admin_made_too_is_not_made_again(
 
 
 def test_an_admin_whose_change_does_not_hold_because_it_was_removed_changes_nothing_more(
-    agent: Callable[[str], Mailbox], alice: Mailbox, carol: Mailbox, three: GroupEdition
+    member: Callable[[str], Mailbox], alice: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    hers, removal = with_member(three, agent("dave"), carol, FIRST), without(three, "carol", alice, SECOND)
+    hers, removal = with_member(three, member("dave"), carol, FIRST), without(three, "carol", alice, SECOND)
     carol.logs.publish(hers, FIRST, NOW)
     assert carol.logs.accept(sent(removal, alice, SECOND), "alice", LATER)
     assert carol.logs.find("team") == removal
@@ -505,9 +606,9 @@ def test_each_member_is_to_be_told_of_each_edition_once(
 
 
 def test_a_member_gets_the_keys_of_epochs_that_it_was_in(
-    agent: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
+    member: Callable[[str], Mailbox], alice: Mailbox, bob: Mailbox, carol: Mailbox, three: GroupEdition
 ) -> None:
-    dave = agent("dave")
+    dave = member("dave")
     alice.logs.note_told(three, ["bob", "carol"])
     second = msgspec.structs.replace(with_member(three, dave, alice, SECOND), epoch=2)
     alice.logs.publish(second, SECOND, NOW)

@@ -6,17 +6,22 @@ a member that is no admin is brought up to date by an admin, with `settle`.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
+from angelia.client import clock
 from angelia.client.exchange import Exchange, Response, together
 from angelia.client.log_membership import new_roster, node_call, publish_next
-from angelia.errors import AngeliaError, NotMember
+from angelia.errors import AngeliaError, EpochConflict, NotMember
 from angelia.grouplog import api
 from angelia.grouplog.model.documents import GroupDocument
 from angelia.grouplog.model.editions import EditionNode, GroupEdition
 from angelia.grouplog.model.ids import base58
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
+
+_RACES = 5
 
 
 def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
@@ -36,22 +41,33 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
             told = f"{told}; an admin runs angelia log members {edition.name} --refresh"
             mailbox.notices.tell(NoticeKind.WARNING, told)
             continue
-        wanted = edition
-        if own.public_key != following:
-            members = tuple(one.with_key(following) if one is own else one for one in edition.members)
-            try:
-                wanted = publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
-            except AngeliaError as error:  # the rotation itself must not wait for that
-                told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
-                told = f"{told}; {edition.owner.handle} runs angelia log members {edition.name} --refresh"
-                mailbox.notices.tell(NoticeKind.WARNING, told)
-                continue
+        try:
+            wanted = _with_next_key(mailbox, base58(edition.group), following)
+        except AngeliaError as error:  # the rotation itself must not wait for that
+            told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
+            told = f"{told}; {edition.owner.handle} runs angelia log members {edition.name} --refresh"
+            mailbox.notices.tell(NoticeKind.WARNING, told)
+            mailbox.logs.settle_soon(edition.group, clock.now())
+            continue
         for node in edition.nodes:
             try:
                 yield from _announce(wanted, node)
             except AngeliaError as error:
                 told = f"{node.url} was not told this agent's new key for the group {edition.name}: {error.message}"
                 mailbox.notices.tell(NoticeKind.WARNING, f"{told}; another admin, or another node, has to mend that")
+
+
+def _with_next_key(mailbox: Mailbox, group: str, following: bytes) -> GroupEdition:
+    """Returns the newest edition, in which this agent has its next key."""
+    for _ in range(_RACES):
+        edition = mailbox.logs.find(group)
+        own = mailbox.logs.me(edition)
+        if own.public_key == following:
+            return edition
+        members = tuple(one.with_key(following) if one is own else one for one in edition.members)
+        with contextlib.suppress(EpochConflict):
+            return publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
+    raise EpochConflict("other admins change the group faster than this agent can", hint="try again")
 
 
 def _announce(edition: GroupEdition, node: EditionNode) -> Exchange[None]:

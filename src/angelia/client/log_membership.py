@@ -42,8 +42,8 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     NodeDocument,
 )
-from angelia.grouplog.model.edition_changes import needs_new_key
-from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, new_member
+from angelia.grouplog.model.edition_merge import needs_new_key
+from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, counted_on, new_member
 from angelia.grouplog.model.ids import base58, parse_group
 from angelia.mailbox import log_replica
 from angelia.mailbox.mailbox import Mailbox
@@ -131,6 +131,7 @@ def settle(mailbox: Mailbox, name: str, *, nodes: Sequence[LogNode] = (), again:
 def settle_open(mailbox: Mailbox) -> Exchange[None]:
     """Goes on with all groups whose nodes or members this agent, an admin, has not brought to the newest edition. What
     cannot be done now is tried again later."""
+    mailbox.own_keys.refresh()
     for gid in mailbox.logs.unsettled(clock.now()):
         edition = mailbox.logs.edition(parse_group(gid))
         if edition is None or not _is_admin(mailbox, edition):
@@ -146,10 +147,13 @@ def settle_open(mailbox: Mailbox) -> Exchange[None]:
 
 def _is_to_be_granted(mailbox: Mailbox, edition: GroupEdition) -> bool:
     """Whether this agent, as the owner, has to say who the admins are: one has a new key, or it never said so."""
-    if edition.owner.handle != mailbox.identity.handle:
+    own, grant = mailbox.own_keys.identity, edition.grant
+    if edition.owner.handle != own.handle:
         return False
-    grant = edition.grant
-    return grant is None or any(grant.key_of(one.sender) != one.public_key for one in edition.members if one.admin)
+    if grant is None or grant.owner.public_key != own.pair.public.ed25519:
+        return True
+    keys = {one.sender: one.public_key for one in edition.members}
+    return any(keys[one.sender] != one.public_key for one in grant.admins)
 
 
 def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:
@@ -255,6 +259,7 @@ def _changed(
     tokens: dict[str, str] | None = None,
 ) -> Exchange[Settled]:
     """Makes the next edition if anything changes, and brings nodes and members to it."""
+    mailbox.own_keys.refresh()  # the pair signs the edition, and may have been rotated since
     with contextlib.suppress(AngeliaError):
         yield from collect_editions(mailbox)  # another admin may have changed it
     for _ in range(_RACES):
@@ -278,7 +283,7 @@ def publish_next(
     """Makes an edition that follows another, under a new key if a member went or has another one. Returns it as it is
     stored; EpochConflict if another came in between."""
     key = EpochKey.generate() if (renews := needs_new_key(before, wanted)) else mailbox.logs.key(before)
-    wanted = msgspec.structs.replace(wanted, epoch=before.epoch + renews)
+    wanted = msgspec.structs.replace(wanted, epoch=counted_on(before.epoch) if renews else before.epoch)
     wanted = wanted.following(before, mailbox.logs.me(before).sender, key)
     made = mailbox.logs.granted(wanted, before, verified).checked()
     mailbox.logs.publish(made, key, clock.now())

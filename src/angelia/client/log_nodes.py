@@ -65,16 +65,19 @@ def ask_nodes(
 ) -> Exchange[dict[bytes, Outcome]]:
     """Asks several nodes at once. Returns for each, by its id, the answer or the error."""
     outcomes: dict[bytes, Outcome] = {}
-    asked: list[EditionNode] = []
+    asked: list[tuple[EditionNode, Request]] = []
     now = time.monotonic()
     for node in nodes:
         since, error = log.silent.get(node.id, (0.0, None))
         if error is not None and now - since < LEFT_ALONE:
             outcomes[node.id] = error
-        else:
-            asked.append(node)
-    answers = yield from together([make(node) for node in asked])
-    for node, answer in zip(asked, answers, strict=True):
+            continue
+        try:
+            asked.append((node, make(node)))
+        except InvalidArgument as unusable:  # its address: any admin may have written it
+            outcomes[node.id] = unusable
+    answers = yield from together([request for _, request in asked])
+    for (node, _), answer in zip(asked, answers, strict=True):
         log.silent.pop(node.id, None)
         if isinstance(answer, OSError):
             raise answer  # of the key file, not of the network

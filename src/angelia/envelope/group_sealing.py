@@ -66,17 +66,27 @@ def epoch_of(sealed: bytes) -> int:
 
 def unseal(place: GroupPlace, sealed: bytes, key: EpochKey, signers: Iterable[bytes]) -> bytes:
     """Returns the body of a message, if it was sealed for this place and one of its sender's keys signed it."""
+    bound, nonce, signature, body = _opened(place, sealed, key)
+    signed = _SIGNATURE_LABEL + bound + nonce + body
+    if not any(verifying_key(signer).holds(signature, signed) for signer in signers):
+        raise SignatureFailed("the message is not signed by its sender")
+    return body
+
+
+def unseal_own(place: GroupPlace, sealed: bytes, key: EpochKey) -> bytes:
+    """Returns the body of a message that this device sealed and kept itself, under whatever key of its own."""
+    return _opened(place, sealed, key)[-1]
+
+
+def _opened(place: GroupPlace, sealed: bytes, key: EpochKey) -> tuple[bytes, bytes, bytes, bytes]:
+    """Returns what the message is bound to, its nonce, its signature and its body."""
     bound = place.bound_to(epoch_of(sealed))
     _, _, nonce = _HEAD.unpack_from(sealed)
     try:
         opened = AESGCM(_message_key(key, bound, nonce)).decrypt(nonce, sealed[_HEAD.size :], bound)
     except InvalidTag as error:
         raise OpenFailed from error
-    signature, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
-    signed = _SIGNATURE_LABEL + bound + nonce + body
-    if not any(verifying_key(signer).holds(signature, signed) for signer in signers):
-        raise SignatureFailed("the message is not signed by its sender")
-    return body
+    return bound, nonce, opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
 
 
 def _message_key(key: EpochKey, bound: bytes, nonce: bytes) -> bytes:

@@ -34,7 +34,7 @@ from angelia.mailbox.shard_pool import ShardPool, digest_of
 
 SCHEMAS = ("log_schema.sql",)
 MAX_BODY = MAX_UPDATE - group_sealing.OVERHEAD - updates.OVERHEAD
-_APPLICATION, _NEXT, _SENDER = "application", "next_seq", "sender"
+_APPLICATION, _NEXT, _SENDERS = "application", "next_seq", "senders"  # of this agent, the present one last
 _MOST_UNSEEN = 1_000_000  # messages of a sender above what is known here, as nodes have it
 _MOST_PLAUSIBLE = 1 << 50
 
@@ -130,35 +130,40 @@ class LogReplica:
                 )
             tx.write("write_meta", _APPLICATION, application.name)
             application.prepare(tx)
-        self._go_on_as_member()
+        self._go_on_as_member(edition)
 
     def refresh(self) -> GroupEdition:
         """Takes over the newest edition that came by mail."""
         found = self.logs.edition(self.edition.group)
         if found is not None and found != self.edition:
+            self._go_on_as_member(found)
             self.edition = found
-            self._go_on_as_member()
         return self.edition
 
-    def _go_on_as_member(self) -> None:
+    def _go_on_as_member(self, edition: GroupEdition) -> None:
         """Begins anew if an admin removed this agent and added it again, as another sender: its numbers begin at 1, and
-        updates that too few nodes have are sealed again."""
-        me = self.edition.member(self.logs.handle)
-        if me is None or self.database.meta(_SENDER) == me.sender.hex():
+        updates that too few nodes have are sealed again. Not for an older edition, which another process has left."""
+        me = edition.member(self.logs.handle)
+        if me is None or (self.database.meta(_SENDERS) or "").endswith(me.sender.hex()):
             return
         with self.database.transaction() as tx:
-            if (before := tx.meta(_SENDER)) is not None:
-                bodies = [self._own_body(bytes.fromhex(before), one) for one in tx.records(OwnMessage, "log_updates")]
+            senders = (tx.meta(_SENDERS) or "").split()
+            if me.sender.hex() in senders:
+                return
+            if senders:
+                before = bytes.fromhex(senders[-1])
+                bodies = [self._own_body(edition, before, one) for one in tx.records(OwnMessage, "log_updates")]
                 for statement in ("drop_all_log_own", "drop_completions", "drop_all_completed_by"):
                     tx.write(statement)
                 for seq, body in enumerate(bodies, 1):
-                    tx.write("add_log_own", seq, 0, self.sealed(seq, 0, body), b"", b"")
+                    place = GroupPlace(edition.group, me.sender, seq, 0)
+                    tx.write("add_log_own", seq, 0, self.logs.seal(edition, place, body), b"", b"")
                 tx.write("write_meta", _NEXT, str(len(bodies) + 1))
-            tx.write("write_meta", _SENDER, me.sender.hex())
+            tx.write("write_meta", _SENDERS, " ".join([*senders, me.sender.hex()]))
 
-    def _own_body(self, sender: bytes, message: OwnMessage) -> bytes:
-        place = GroupPlace(self.edition.group, sender, message.seq, message.level)
-        return self.logs.unseal(self.edition, place, message.ciphertext)
+    def _own_body(self, edition: GroupEdition, sender: bytes, message: OwnMessage) -> bytes:
+        place = GroupPlace(edition.group, sender, message.seq, message.level)
+        return self.logs.unseal_own(edition, place, message.ciphertext)
 
     @property
     def edition(self) -> GroupEdition:

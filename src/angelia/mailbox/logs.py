@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
 from angelia.envelope import group_sealing
 from angelia.envelope.group_sealing import GroupPlace
-from angelia.envelope.refusals import NotAllowed, OpenFailed, Refused, UnknownKey
+from angelia.envelope.refusals import NotAllowed, OpenFailed, Refused, UnknownKey, UnknownSigner
 from angelia.envelope.sealing import EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, Conflict, Denied, EpochConflict, InvalidArgument, NoGroup, NotMember
 from angelia.grouplog.model import admin_grants
-from angelia.grouplog.model.edition_changes import reapplied
+from angelia.grouplog.model.admin_grants import Admin
+from angelia.grouplog.model.edition_merge import left_out, merged
 from angelia.grouplog.model.editions import (
     EDITIONS,
+    MAX_LINEAGE,
     EditionMember,
     GroupEdition,
     SentEdition,
     SignedEdition,
+    counted_on,
     decode_mail,
     encode_mail,
 )
@@ -35,11 +37,12 @@ from angelia.mailbox.database import BrokenDatabase, MailboxDatabase, MailboxTx,
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import NoticeKind, Notices
 from angelia.mailbox.own_keys import OwnKeys
+from angelia.mailbox.pinned_keys import PinnedKeys
 
-T = TypeVar("T")
 SHORTEST_PREFIX = 8
 _MOST_KEYS = 16  # of an epoch: as many as admins that changed the group at once, so hardly two
-_LONGEST_RUN = 8  # own editions that are remembered to be made again
+_PRESENT = datetime.max.replace(tzinfo=UTC)
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _OVERTAKEN = "another admin has changed the group meanwhile"
 
 
@@ -55,32 +58,6 @@ class EarlierEpoch(UnknownKey):
     """The message is from before this agent was a member"""
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """A group as it is stored: its newest edition; and, if that was made here, the run of this agent's own editions up
-    to it, behind the one that they began with."""
-
-    signed: SignedEdition
-    run: tuple[GroupEdition, ...]
-
-    @property
-    def edition(self) -> GroupEdition:
-        return self.signed.edition
-
-    @classmethod
-    def read(cls, tx: NamedStatements, gid: str) -> LogRow | None:
-        found = tx.row("log", gid)
-        if found is None:
-            return None
-        edition, signature, run = found
-        return cls(SignedEdition(_decoded(edition, GroupEdition), signature), _decoded(run, tuple[GroupEdition, ...]))
-
-    def write(self, tx: MailboxTx, gid: str, sender: str, now: datetime) -> None:
-        packed, run = msgspec.msgpack.encode(self.edition), msgspec.msgpack.encode(self.run)
-        values = (self.edition.name, self.edition.number, packed, self.signed.signature, run, sender, now)
-        tx.write("put_log", gid, *values)
-
-
 @dataclass(eq=False, repr=False)
 class MailboxLogs:
     """The tables of groups, their editions and keys, and the directory of the logs' own databases."""
@@ -88,6 +65,7 @@ class MailboxLogs:
     _database: MailboxDatabase
     _local: LocalKey
     _own_keys: OwnKeys
+    _pinned: PinnedKeys
     _notices: Notices
     _directory: Path
 
@@ -96,7 +74,7 @@ class MailboxLogs:
         return self._own_keys.identity.handle
 
     def editions(self) -> list[GroupEdition]:
-        return [_decoded(row[0], GroupEdition) for row in self._database.rows("logs")]
+        return [_decoded(row[0]) for row in self._database.rows("logs")]
 
     def any(self) -> bool:
         """Whether this agent is in any group."""
@@ -115,13 +93,16 @@ class MailboxLogs:
             if self._newest(tx, edition.group) == edition:
                 tx.write("settle_log_at", base58(edition.group), at)
 
+    def settle_soon(self, group: bytes, now: datetime) -> None:
+        self._database.write("settle_log_at", base58(group), now)
+
     def nothing_to_settle(self, group: bytes) -> None:
         self._database.write("settle_log_at", base58(group), None)
 
     def untold(self, edition: GroupEdition) -> Iterator[tuple[str, bytes]]:
         """The members that have yet to be sent the newest edition, each with the message that brings it."""
         gid = base58(edition.group)
-        stored = LogRow.read(self._database, gid)
+        stored = _read(self._database, gid)
         if stored is None or stored.edition != edition:
             raise EpochConflict(_OVERTAKEN, hint="try again")
         bodies: dict[int, bytes] = {}
@@ -130,16 +111,17 @@ class MailboxLogs:
             if member not in edition.members:
                 continue  # another admin has removed it
             if epoch not in bodies:
-                bodies[epoch] = encode_mail(SentEdition(stored.signed, self._keys_since(edition, epoch)))
+                bodies[epoch] = encode_mail(SentEdition(stored, self._keys_since(edition, epoch)))
             yield member.handle, bodies[epoch]
 
     def _keys_since(self, edition: GroupEdition, epoch: int) -> list[tuple[int, EpochKey]]:
         """The keys of the epochs after one, that of the edition last."""
         keys = list[tuple[int, EpochKey]]()
-        for at, row, nonce, secret in self._database.rows("log_keys_since", base58(edition.group), epoch):
-            if at < edition.epoch:
-                keys.append((at, EpochKey.of(self._local.decrypt("log_keys", row, nonce, secret))))
-        return [*keys, (edition.epoch, self.key(edition))]
+        for at, *sealed in self._database.rows("log_keys_since", base58(edition.group), epoch):
+            if at <= edition.epoch:
+                keys.append((at, EpochKey.of(self._local.decrypt("log_keys", *sealed))))
+        last = (edition.epoch, self.key(edition))
+        return [*(one for one in keys if one != last), last]
 
     def note_untold(self, edition: GroupEdition) -> None:
         """All other members are to be sent the newest edition, also if they were sent it before."""
@@ -160,7 +142,7 @@ class MailboxLogs:
         return self._newest(self._database, group)
 
     def _newest(self, tx: NamedStatements, group: bytes) -> GroupEdition | None:
-        found = LogRow.read(tx, base58(group))
+        found = _read(tx, base58(group))
         return None if found is None else found.edition
 
     def find(self, name: str) -> GroupEdition:
@@ -207,25 +189,22 @@ class MailboxLogs:
 
         The first edition of a group is accepted from any admin that it lists: its mail was opened, so the agent allows
         that sender. Later ones hold by the signatures of their author and of the group's owner, whichever agent sent
-        them; of all that are sound the last one in their order holds, whenever it comes."""
+        them; of all that are sound the last one in their order holds, whenever it comes. UnknownSigner if the owner's
+        key is not known here, which its bundles may show."""
         signed, edition, gid = sent.signed, sent.signed.edition, base58(sent.signed.edition.group)
         with self._database.transaction() as tx:
-            stored = LogRow.read(tx, gid)
+            stored = self._newest(tx, edition.group)
             if stored is None:
-                if sender not in edition.admins:
-                    told = f"{sender} is not an admin of the group {edition.name}, so its edition is not believed"
-                    raise NotAllowed(told)
-                if edition.member(self.handle) is None:
-                    raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
-            elif edition.owner.sender != stored.edition.owner.sender or edition.config != stored.edition.config:
-                raise NotAllowed(f"{sender} sent an edition of {edition.name} that has another owner or configuration")
-            elif edition.grant and stored.edition.grant and edition.grant.is_at_odds(stored.edition.grant):
-                told = f"{sender} sent an edition of {edition.name} under a key that its owner replaced by another one"
-                raise NotAllowed(told)
+                self._check_first(edition, sender)
+            else:
+                _check_continues(stored, edition, sender)
             if not signed.is_sound():
                 raise NotAllowed(f"edition {edition.number} of the group {edition.name} is not signed by its admins")
-            newer = stored is None or edition.order > stored.edition.order
-            believed = edition.admins if stored is None or newer else stored.edition.admins
+            rank = self._rank(edition)
+            if rank[0] == _NEVER:
+                raise self._unknown_owner(edition)
+            newer = stored is None or rank > self._rank(stored)
+            believed = edition.admins if stored is None or newer else stored.admins
             for epoch, key in sent.keys:
                 if newer and key.key_id == edition.key_id:
                     self._keep_key(tx, gid, epoch, key, now)
@@ -233,16 +212,43 @@ class MailboxLogs:
                     self._keep_key(tx, gid, epoch, key, now, most=_MOST_KEYS)
             if not newer:
                 return False
-            LogRow(signed, ()).write(tx, gid, sender, now)
-            if stored is not None:
-                self._follow_up(tx, stored, edition, now)
+            _write(tx, signed, sender, now)
+            if stored is not None and stored.grant is not None:
+                self._merge(tx, edition, stored, now)
             return True
+
+    def _check_first(self, edition: GroupEdition, sender: str) -> None:
+        if sender not in edition.admins:
+            raise NotAllowed(f"{sender} is not an admin of the group {edition.name}, so its edition is not believed")
+        if edition.member(self.handle) is None:
+            raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
+
+    def _unknown_owner(self, edition: GroupEdition) -> Refused:
+        owner = edition.owner.handle
+        told = f"{owner} does not have the key any more with which it says who the admins of {edition.name} are"
+        if owner == self.handle:
+            return NotAllowed(told)
+        error = UnknownSigner(told)
+        error.agent = owner
+        return error
+
+    def _rank(self, edition: GroupEdition) -> tuple[datetime, int, int, bytes]:
+        """Of two editions of a group, the one of the higher rank holds: each key of the owner counts for more than all
+        before it, since those may have been stolen."""
+        if edition.grant is None:
+            return _NEVER, 0, edition.number, b""
+        owner = edition.grant.owner
+        if owner.handle == self.handle:
+            since = _PRESENT if owner.public_key == self._own_keys.identity.pair.public.ed25519 else _NEVER
+        else:
+            since = self._pinned.replaced_at(owner.handle, owner.public_key, _PRESENT) or _NEVER
+        return since, *edition.order
 
     def publish(self, edition: GroupEdition, key: EpochKey, now: datetime) -> None:
         """Signs and stores an edition that was made here. Nodes and members are to be brought to it. EpochConflict if
         it does not follow the newest one."""
         with self._database.transaction() as tx:
-            self._publish(tx, LogRow.read(tx, base58(edition.group)), edition, key, now)
+            self._publish(tx, self._newest(tx, edition.group), edition, key, now)
 
     def granted(
         self, edition: GroupEdition, before: GroupEdition | None, verified: Mapping[bytes, bytes] = MappingProxyType({})
@@ -251,79 +257,86 @@ class MailboxLogs:
         their keys are the same; a new one, if this agent is the owner. `verified` has present keys of members: what an
         edition says of an admin's key is another admin's word."""
         owner = (edition if before is None else before).owner
-        own = edition.by_sender(owner.sender)
         grant = None if before is None else before.grant
-        known = {} if grant is None else dict(grant.admins)
-        admins = {
-            one.sender: verified.get(one.sender, known.get(one.sender, one.public_key))
-            for one in edition.members
-            if one.admin
-        }
-        if owner.handle != self.handle or own is None:
+        listed = {one.sender: one for one in edition.members if one.admin}
+        if owner.handle != self.handle:
             if grant is None:
                 raise Denied(
                     f"{owner.handle}, which made the group {edition.name}, has to say first who its admins are",
                     hint=f"it runs angelia log members {edition.name} --refresh",
                 )
-            if set(admins) != set(known):
+            if set(listed) != {one.sender for one in grant.admins}:
                 raise Denied(
                     f"only {owner.handle}, which made the group {edition.name}, makes and removes its admins",
                     hint="ask that agent",
                 )
             return msgspec.structs.replace(edition, grant=grant)
-        admins[owner.sender] = own.public_key
-        if not own.admin:
+        if owner.sender not in listed:
             raise Denied(f"you made the group {edition.name}, and stay its admin", hint="angelia log drop")
-        if admins == known:
-            return msgspec.structs.replace(edition, grant=grant)
-        listed = [(owner.sender, own.public_key), *((one, key) for one, key in admins.items() if one != owner.sender)]
-        made = admin_grants.granted(edition.group, grant, listed, own.public_keys[-1], self._sign_with)
-        return msgspec.structs.replace(edition, grant=made)
+        admins = [Admin(owner.sender, owner.handle, self._own_keys.identity.pair.public.ed25519)]
+        for sender, one in listed.items():
+            if sender != owner.sender:
+                known = None if grant is None else grant.admin(sender)
+                key = verified.get(sender, one.public_key if known is None else known.public_key)
+                admins.append(Admin(sender, one.handle, key))
+        if grant is None or grant.admins != tuple(admins):
+            grant = admin_grants.granted(edition.group, grant, tuple(admins), self._own_keys.identity.key.sign)
+        return msgspec.structs.replace(edition, grant=grant)
 
     def _publish(
-        self, tx: MailboxTx, stored: LogRow | None, edition: GroupEdition, key: EpochKey, now: datetime
+        self, tx: MailboxTx, before: GroupEdition | None, edition: GroupEdition, key: EpochKey, now: datetime
     ) -> None:
         edition, gid = edition.checked(), base58(edition.group)
-        before = None if stored is None else stored.edition
-        if before is not None and (edition.lineage[:1] != (before.digest,) or edition.order <= before.order):
-            raise EpochConflict(_OVERTAKEN, hint="try again")
+        if before is not None:
+            follows = edition.lineage[:1] == (before.digest,) and self._rank(edition) > self._rank(before)
+            if not follows:
+                raise EpochConflict(_OVERTAKEN, hint="try again")
         assert edition.grant is not None, "its author has seen to it"
-        own_key = edition.grant.key_of(edition.author)
-        assert own_key is not None, "its author is an admin"
-        signed = SignedEdition(edition, self._sign_with(own_key, edition.digest))
-        run = () if stored is None else (*(stored.run or (stored.edition,)), edition)
-        LogRow(signed, run[-_LONGEST_RUN:]).write(tx, gid, self.handle, now)
+        own = edition.grant.admin(edition.author)
+        identity = self._own_keys.identity
+        if own is None or own.public_key != identity.pair.public.ed25519:
+            raise NotAllowed(
+                f"the owner of {edition.name} has not said yet that this agent is an admin under its new key too",
+                hint=f"{edition.owner.handle} runs angelia log members {edition.name} --refresh",
+            )
+        _write(tx, SignedEdition.of(edition, identity.key.sign), self.handle, now)
         self._keep_key(tx, gid, edition.epoch, key, now)
         self._note_untold(tx, edition, before)
         tx.write("settle_log_at", gid, now)
 
-    def _follow_up(self, tx: MailboxTx, stored: LogRow, edition: GroupEdition, now: datetime) -> None:
-        """What an admin does when another one's edition holds: it sees to it that nodes have that one, whatever they
-        were brought to meanwhile, and what it changed itself and the other did not know of, it changes again."""
+    def _merge(self, tx: MailboxTx, edition: GroupEdition, other: GroupEdition, now: datetime) -> None:
+        """What an admin does when an edition takes the place of another one: it sees to it that nodes have that one,
+        whatever they were brought to meanwhile, and changes again what its author did not know of."""
         me = edition.member(self.handle)
         if me is None or not me.admin:
             return
-        gid = base58(edition.group)
-        tx.write("settle_log_at", gid, now)
-        known = (edition.digest, *edition.lineage)
-        since = max((at for at, one in enumerate(stored.run) if one.digest in known), default=0)
-        if not stored.run or since == len(stored.run) - 1:
-            return
-        wanted = reapplied(edition, stored.run[since], stored.run[-1])
-        if wanted == edition:
+        tx.write("settle_log_at", base58(edition.group), now)
+        if other.digest in edition.lineage:
             return
         told = f"another admin changed the group {edition.name} at the same time"
-        try:
-            key = self.key(edition) if wanted.epoch == edition.epoch else EpochKey.generate()
-            made = self.granted(wanted.following(edition, me.sender, key), edition)
-            self._publish(tx, LogRow.read(tx, gid), made, key, now)
-        except (AngeliaError, Refused) as error:
-            told = f"{told}, and your change does not fit to that: {error.message}"
-            self._notices.tell(NoticeKind.WARNING, f"{told}; see angelia log members {edition.name}")
-        else:
-            for member in edition.members:  # what was sealed under the key of the edition that does not hold
-                tx.write("lower_untold_member", gid, member.sender, stored.run[since].epoch)
-            self._notices.tell(NoticeKind.WARNING, f"{told}; your change was made again after that one")
+        wanted = merged(edition, other)
+        if wanted != edition or other.epoch > edition.epoch:
+            key = EpochKey.generate()
+            wanted = msgspec.structs.replace(wanted, epoch=counted_on(max(edition.epoch, other.epoch)))
+            try:
+                self._publish(tx, edition, self.granted(wanted.following(edition, me.sender, key), edition), key, now)
+            except (AngeliaError, Refused) as error:
+                told = f"{told}, and its change does not fit to yours: {error.message}"
+                self._notices.tell(NoticeKind.WARNING, f"{told}; see angelia log members {edition.name}")
+                return
+        self._share_keys(tx, edition, other)
+        mine = other.member(self.handle)
+        if mine is not None and mine.sender == other.author and (missing := left_out(edition, other)):
+            told = f"{told}, and leaves out {', '.join(missing)}: if that is wrong, make your change again"
+            self._notices.tell(NoticeKind.WARNING, told)
+
+    def _share_keys(self, tx: MailboxTx, edition: GroupEdition, other: GroupEdition) -> None:
+        """Members that did not read an edition which does not hold get its keys too: messages were sealed under them.
+        What it was made of goes back to the first edition that both know."""
+        behind = next((at for at, one in enumerate(other.lineage) if one in edition.lineage), MAX_LINEAGE)
+        for member in edition.members:
+            if member.handle != self.handle and other.by_sender(member.sender) is not None:
+                tx.write("add_untold_member", base58(edition.group), member.sender, max(other.epoch - behind - 1, 0))
 
     def _note_untold(self, tx: MailboxTx, edition: GroupEdition, before: GroupEdition | None) -> None:
         """Members are to be sent an edition. Those of the one before have its key; new ones read what was written
@@ -380,28 +393,26 @@ class MailboxLogs:
         member = edition.by_sender(place.sender)
         if member is None:
             raise OpenFailed("the message is of a sender that was never a member")
+        return self._with_any_key(
+            edition, sealed, lambda key: group_sealing.unseal(place, sealed, key, member.public_keys)
+        )
+
+    def unseal_own(self, edition: GroupEdition, place: GroupPlace, sealed: bytes) -> bytes:
+        """Returns the body of a message that this device sealed itself, under an entry of the roster that it may not
+        have any more."""
+        return self._with_any_key(edition, sealed, lambda key: group_sealing.unseal_own(place, sealed, key))
+
+    def _with_any_key(self, edition: GroupEdition, sealed: bytes, unseal: Callable[[EpochKey], bytes]) -> bytes:
+        """Tries all keys of a message's epoch."""
         keys = self.keys(edition, group_sealing.epoch_of(sealed))
         for key in keys[:-1]:
             with contextlib.suppress(OpenFailed):
-                return group_sealing.unseal(place, sealed, key, member.public_keys)
-        return group_sealing.unseal(place, sealed, keys[-1], member.public_keys)
+                return unseal(key)
+        return unseal(keys[-1])
 
     def sign(self, message: bytes) -> bytes:
         """Signs with the key that the roster has of this agent."""
         return self._own_keys.signer.key.sign(message)
-
-    def _sign_with(self, public_key: bytes, message: bytes) -> bytes:
-        """Signs with this agent's present key or, while a rotation is under way, with its next one."""
-        if self._own_keys.signer.pair.public.ed25519 == public_key:
-            return self.sign(message)
-        if self._own_keys.has_next_signer():
-            with self._own_keys.signing_as_next():
-                if self._own_keys.signer.pair.public.ed25519 == public_key:
-                    return self.sign(message)
-        raise NotAllowed(
-            "the group knows an older key of this agent, with which it cannot sign any more",
-            hint="the agent that made the group runs angelia log members NAME --refresh",
-        )
 
     def path(self, group: bytes) -> Path:
         """The database of a group on this machine; its directory exists then."""
@@ -412,8 +423,34 @@ class MailboxLogs:
         return self._directory / f"{base58(group)}.db"
 
 
-def _decoded(packed: bytes, kind: type[T]) -> T:
+def _read(tx: NamedStatements, gid: str) -> SignedEdition | None:
+    found = tx.row("log", gid)
+    return None if found is None else SignedEdition(_decoded(found[0]), found[1])
+
+
+def _write(tx: MailboxTx, signed: SignedEdition, sender: str, now: datetime) -> None:
+    edition = signed.edition
+    packed = msgspec.msgpack.encode(edition)
+    tx.write("put_log", base58(edition.group), edition.name, edition.number, packed, signed.signature, sender, now)
+
+
+def _check_continues(stored: GroupEdition, edition: GroupEdition, sender: str) -> None:
+    """An edition has the owner and configuration of those before it, and no member takes another handle: handles say
+    which agent is the owner."""
+    owner = edition.owner
+    if stored.grant is None:
+        goes_on = any((one.sender, one.handle) == (owner.sender, owner.handle) for one in stored.members if one.admin)
+    else:
+        goes_on = (owner.sender, owner.handle) == (stored.owner.sender, stored.owner.handle)
+    handles = {one.sender: one.handle for one in (*stored.members, *stored.past)}
+    renamed = any(handles.get(one.sender, one.handle) != one.handle for one in (*edition.members, *edition.past))
+    if not goes_on or renamed or edition.config != stored.config:
+        told = f"{sender} sent an edition of {edition.name} with another owner or configuration, or renamed members"
+        raise NotAllowed(told)
+
+
+def _decoded(packed: bytes) -> GroupEdition:
     try:
-        return msgspec.msgpack.decode(packed, type=kind)
+        return msgspec.msgpack.decode(packed, type=GroupEdition)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BrokenDatabase("the edition of a group is damaged", hint="put it back from a back-up") from error

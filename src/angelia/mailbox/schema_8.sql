@@ -1,8 +1,6 @@
--- Editions of groups are signed by the admin that made them. `run` has the latest editions of this agent's own, if it made
--- the newest one: should another admin's hold after all, it changes again what that one did not know of. From `settle_at`
--- on, nodes and members are brought to the newest edition by this agent, an admin; NULL if they all were.
+-- Editions of groups are signed by the admin that made them. From `settle_at` on, nodes and members are brought to the
+-- newest edition by this agent, an admin; NULL if they all were.
 ALTER TABLE logs ADD COLUMN signature BLOB NOT NULL DEFAULT x''; -- empty for one from before they were signed
-ALTER TABLE logs ADD COLUMN run BLOB NOT NULL DEFAULT x'90';     -- none
 ALTER TABLE logs ADD COLUMN settle_at TEXT;
 UPDATE logs SET settle_at = joined_at WHERE untold;
 ALTER TABLE logs DROP COLUMN untold;

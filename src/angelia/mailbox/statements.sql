@@ -292,6 +292,11 @@ SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers
 WHERE nhi = ?1 AND signer_id = ?2
   AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = ?2)
 
+-- name: former_key
+-- When the pairs with a key were replaced, unless the server called them revoked.
+SELECT max(rotated_at) FROM former_signers AS f WHERE nhi = ?1 AND ed25519_public_key = ?2
+  AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = f.signer_id)
+
 -- name: set_bundle
 INSERT INTO bundles (nhi, link, fetched_at) VALUES (?, ?, ?)
 ON CONFLICT (nhi) DO UPDATE SET link = excluded.link, fetched_at = excluded.fetched_at
@@ -623,13 +628,13 @@ INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_
 -- logs.py
 
 -- name: put_log
-INSERT INTO logs (group_id, name, number, edition, signature, run, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO logs (group_id, name, number, edition, signature, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (group_id) DO UPDATE
 SET name = excluded.name, number = excluded.number, edition = excluded.edition, signature = excluded.signature,
-  run = excluded.run, sender_nhi = excluded.sender_nhi
+  sender_nhi = excluded.sender_nhi
 
 -- name: log
-SELECT edition, signature, run FROM logs WHERE group_id = ?
+SELECT edition, signature FROM logs WHERE group_id = ?
 
 -- name: logs
 SELECT edition FROM logs ORDER BY name, group_id
@@ -650,9 +655,6 @@ SELECT sender, epoch FROM log_untold WHERE group_id = ?
 -- One that was not sent an earlier edition either lacks the keys since that one.
 INSERT INTO log_untold (group_id, sender, epoch) VALUES (?, ?, ?)
 ON CONFLICT (group_id, sender) DO UPDATE SET epoch = min(epoch, excluded.epoch)
-
--- name: lower_untold_member
-UPDATE log_untold SET epoch = min(epoch, ?3) WHERE group_id = ?1 AND sender = ?2
 
 -- name: drop_untold_member
 DELETE FROM log_untold WHERE group_id = ? AND sender = ?

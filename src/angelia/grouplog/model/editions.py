@@ -6,7 +6,7 @@ about the group, and nodes never learn names or keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -21,7 +21,7 @@ from angelia.envelope.ids import valid_handle
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.envelope.wire import MAX_PLAINTEXT
 from angelia.errors import InvalidArgument
-from angelia.grouplog.model.admin_grants import AdminGrant, Signature
+from angelia.grouplog.model.admin_grants import AdminGrant, Sign, Signature
 from angelia.grouplog.model.groups import (
     FORMER_KEYS,
     MAX_ENTRIES,
@@ -41,16 +41,14 @@ MAX_NAME = 64
 MAX_LINEAGE = 16  # editions before one that it names
 MAX_KEYS = 64  # epochs whose keys come with an edition
 MAX_EDITION = MAX_PLAINTEXT - 64 * MAX_KEYS  # of mail; the rest is for keys and signature
-_BINDING_GAP = 1 << 20
-_MOST_OF_ADMIN = 1 << 50  # numbers that an admin may use; there are more for the owner
 _VERSION = 2
+_REBOUND_LABEL = b"angelia/v1/group-entry-again\0"
 _DIGEST_LABEL = b"angelia/v1/group-edition\0"
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Sign = Callable[[bytes], bytes]
 
 
 class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -96,12 +94,10 @@ class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         keys = (public_key, *(key for key in others if key != public_key))[:FORMER_KEYS]
         return msgspec.structs.replace(self, public_keys=(*keys, first))
 
-    def rebound(self, edition: GroupEdition, handle: str) -> EditionMember:
-        """The member under a new entry of an edition's roster, and so with another sender id."""
-        binding = edition.new_binding(handle)
-        return msgspec.structs.replace(
-            self, binding=binding, sender=sender_id(edition.group, self.public_keys[-1], binding)
-        )
+    def rebound(self, group: bytes) -> EditionMember:
+        """The member under another entry of the roster, and so with another sender id; always the same one."""
+        binding = 1 + int.from_bytes(sha256(_REBOUND_LABEL + group + self.sender).digest()[:8]) % MAX_SEQ
+        return msgspec.structs.replace(self, binding=binding, sender=sender_id(group, self.public_keys[-1], binding))
 
 
 class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -140,16 +136,21 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
 
     @property
-    def order(self) -> tuple[tuple[int, int], int, bytes]:
-        """Of all editions of a group, that holds which is last in this order."""
-        return (0, 0) if self.grant is None else self.grant.order, self.number, self.digest
+    def order(self) -> tuple[int, int, bytes]:
+        """Of all editions under one key of the owner, that holds which is last in this order."""
+        return 0 if self.grant is None else self.grant.generation, self.number, self.digest
 
     @property
     def owner(self) -> EditionMember:
         """The member that made the group; the first admin, in one from before editions were signed."""
         if self.grant is None:
             return next(member for member in self.members if member.admin)
-        return next(member for member in self.members if member.sender == self.grant.owner)
+        return next(member for member in self.members if member.sender == self.grant.owner.sender)
+
+    @property
+    def entries(self) -> dict[bytes, EditionMember]:
+        """The present and past members by their sender ids."""
+        return {member.sender: member for member in (*self.past, *self.members)}
 
     def role(self, member: EditionMember) -> str:
         return "member" if not member.admin else "owner" if member.sender == self.owner.sender else "admin"
@@ -158,7 +159,7 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         """This edition as the one after another, as its author makes it."""
         return msgspec.structs.replace(
             self,
-            number=before.number + 1,
+            number=counted_on(before.number),
             author=author,
             key_id=key.key_id,
             lineage=(before.digest, *before.lineage)[:MAX_LINEAGE],
@@ -187,11 +188,15 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return next((node for node in self.nodes if node.id == id), None)
 
     def new_binding(self, handle: str) -> int:
-        """The binding of a member that is added to this edition: above all that were used, and hardly that of another
-        member which another admin adds at the same time."""
-        highest = max(member.binding for member in (*self.members, *self.past))
-        chance = sha256(self.digest + handle.encode()).digest()
-        return highest + 1 + int.from_bytes(chance[:4]) % _BINDING_GAP
+        """The binding of a member that is added to this edition: none that was used, and hardly that of another member
+        which another admin adds at the same time."""
+        used = {member.binding for member in (*self.members, *self.past)}
+        chance = self.digest + handle.encode()
+        while True:
+            chance = sha256(chance).digest()
+            binding = 1 + int.from_bytes(chance[:8]) % MAX_SEQ
+            if binding not in used:
+                return binding
 
     def check(self) -> None:
         """Raises InvalidArgument for an edition that contradicts itself."""
@@ -228,20 +233,20 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             yield from self._problems_of_grant(self.grant)
 
     def _problems_of_grant(self, grant: AdminGrant) -> Iterator[str]:
-        admins = {member.sender for member in self.members if member.admin}
-        if len(dict(grant.admins)) < len(grant.admins) or admins != set(dict(grant.admins)):
+        if not grant.is_consistent:
+            yield "an edition of a group names an admin twice"
+        admins = {(member.sender, member.handle) for member in self.members if member.admin}
+        if admins != {(one.sender, one.handle) for one in grant.admins}:
             yield "an edition of a group has other admins than its owner says"
-        if self.author not in admins:
+        if grant.admin(self.author) is None:
             yield "an edition of a group is not by one of its admins"
-        if all((one.sender, one.public_key) != grant.admins[0] for one in self.members):
-            yield "an edition of a group has another key of its owner than the owner says"
-        # What an admin leaves behind, its owner must be able to go on from.
-        every = (*self.members, *self.past)
-        largest = max(self.number, self.epoch, *(member.binding for member in every))
-        if self.author != grant.owner and (largest > _MOST_OF_ADMIN or len(every) > MAX_ENTRIES * 9 // 10):
-            yield "an edition of a group goes further than its admins may: its owner has to make it"
-        if not all(sound_ed25519(key) for member in every for key in member.public_keys):
+        if not all(sound_ed25519(key) for member in (*self.members, *self.past) for key in member.public_keys):
             yield "an edition of a group has a member with a key that is none"
+
+
+def counted_on(number: int) -> int:
+    """The number of the next edition or epoch. An admin that the owner has removed may have used them up."""
+    return number % MAX_SEQ + 1
 
 
 @dataclass(frozen=True)
@@ -260,12 +265,13 @@ class SignedEdition:
         return self.edition.digest
 
     def is_sound(self) -> bool:
-        """Whether the admin that it names signed it, and the group's owner says who the admins are."""
+        """Whether the admin that it names signed it, and the group's owner says who the admins are. Which key is the
+        owner's, is for the caller to know."""
         grant, edition = self.edition.grant, self.edition
-        key = None if grant is None else grant.key_of(edition.author)
-        if grant is None or key is None or not grant.holds(edition.group, edition.owner.public_keys[-1]):
+        author = None if grant is None else grant.admin(edition.author)
+        if grant is None or author is None or not grant.holds(edition.group):
             return False
-        return verifying_key(key).holds(self.signature, self.digest)
+        return verifying_key(author.public_key).holds(self.signature, self.digest)
 
 
 @dataclass(frozen=True, slots=True)

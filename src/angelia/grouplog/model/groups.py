@@ -130,7 +130,7 @@ def _with_key(present: GroupMember, entry: RosterEntry) -> GroupMember:
 
 def _check(members: list[GroupMember]) -> None:
     if not any(member.admin for member in members):
-        raise InvalidArgument("a roster needs a member marked admin", hint="otherwise nobody could change it again")
+        raise InvalidArgument("a roster needs a member marked admin", hint="otherwise no member could change it again")
     if len({member.public_key for member in members}) < len(members):
         raise InvalidArgument("a roster names each public key once")
 
