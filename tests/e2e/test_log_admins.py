@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from angelia.client import log_membership
@@ -15,7 +16,7 @@ from angelia.client.log_nodes import ask_nodes, node_request
 from angelia.envelope.refusals import NotAllowed
 from angelia.grouplog import api
 from angelia.grouplog.model.documents import GroupDocument
-from angelia.grouplog.model.editions import GroupEdition
+from angelia.grouplog.model.editions import EditionNode, GroupEdition
 from log_fleet import Fleet, Member, befriend, texts
 
 
@@ -136,6 +137,20 @@ def test_an_admin_that_was_removed_changes_nothing_more_also_for_members_that_re
     assert rosters(alice, removal.edition) == [{alice.name, bob.name}] * 2
     settled = alice.logs.add(name, [dave.name])
     assert edition_of(dave, name) == settled.edition
+
+
+def test_a_node_whose_address_is_none_keeps_no_member_from_the_others(members: list[Member], name: str) -> None:
+    alice, bob, _, _ = members
+    before = alice.mailbox.logs.find(name)
+    nowhere = EditionNode(bytes(32), "http://..")
+    wanted = msgspec.structs.replace(before, nodes=(*before.nodes, nowhere))
+    log_membership.publish_next(alice.mailbox, before, wanted)
+    alice.logs.settle(name)
+    alice.restarted(name).append("on the others")
+    reading = bob.open(name)
+    synced = reading.sync()
+    assert texts(reading) == ["on the others"]
+    assert {node: error.code for node, error in synced.unread.items()} == {nowhere.id: "invalid_argument"}
 
 
 @contextmanager

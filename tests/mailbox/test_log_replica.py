@@ -443,6 +443,27 @@ def test_a_member_that_was_removed_and_added_again_begins_anew_and_what_waited_i
     assert bobs.received.vector == {before: 1, bobs.me.sender: 2}
 
 
+def test_a_member_that_came_back_begins_anew_once_in_whichever_process_first(
+    alice: Mailbox, bob: Mailbox, bobs: LogReplica, open_log: Open, edition: GroupEdition
+) -> None:
+    other = open_log(bob)
+    bobs.write([b"waits"], NOW)
+    gone = without(edition, "bob", alice, SECOND)
+    # One who removes a member may also keep that it ever was one.
+    back = msgspec.structs.replace(with_member(gone, bob, alice, SECOND), past=())
+    for one in (gone, back):
+        alice.logs.publish(one, SECOND, NOW)
+        bob.logs.accept(sent(one, alice, SECOND), "alice", NOW)
+    bobs.refresh()
+    (waiting,) = bobs.queued()
+    bobs.write([b"written since"], NOW)
+    other.refresh()
+    late = open_log(bob)  # with the edition of before
+    for replica in (bobs, other, late):
+        assert replica.queued()[0] == waiting
+        assert [one.seq for one in replica.queued()] == [1, 2]
+
+
 def test_an_own_message_that_a_node_hands_out_counts_only_once_it_is_settled(alices: LogReplica) -> None:
     alices.write([b"one"], NOW)
     (own,) = alices.queued()
