@@ -14,8 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from angelia.client.exchange import Exchange
+from angelia.client.log_nodes import ask_nodes, node_request, record_of
 from angelia.client.log_verbs import BlockingLog, BlockingLogs
-from angelia.grouplog import store
+from angelia.grouplog import api, store
 from angelia.grouplog.model import records
 from angelia.grouplog.model.frames import FrameReader, LogMessage, Type, frame
 from angelia.grouplog.model.pieces import Manifest
@@ -186,9 +187,13 @@ def forgotten(log: BlockingLog) -> dict[bytes, int]:
 
 def holders(log: BlockingLog, sender: bytes, seq: int) -> list[int]:
     """The numbers of the nodes that have the shards of a snapshot, in the order of the shards."""
-    (packed,) = log.check().held[sender, seq].shards
-    listed = log.edition.node_ids
-    return [listed.index(place.node) for place in Manifest.decode(packed).places]
+    listed, node = log.edition.node_ids, log.edition.nodes[0]
+    outcomes = log._run(
+        ask_nodes(log.opened, [node], lambda one: node_request(api.READ, one, log.opened.gid, sender.hex(), seq))
+    )
+    record = record_of(outcomes[node.id])
+    assert record is not None, "each node has a shard"
+    return [listed.index(place.node) for place in Manifest.decode(record.manifest).places]
 
 
 def messages_of(change: Callable[[list[LogMessage]], list[LogMessage]]) -> Lie:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import AsyncClient, Client, log_compacting
+from angelia.client import AsyncClient, Client, log_checking, log_compacting
 from angelia.client.log_checking import CheckFault
 from angelia.client.log_nodes import ask_nodes, node_request
 from angelia.client.log_reading import page_of
@@ -170,6 +170,40 @@ def stricken(fleet: Fleet, members: list[Member]) -> Iterator[Compacted]:
     with fleet.without(*compacted.shards[:3]):
         compacted.team.log = members[0].restarted(compacted.team.name)
         yield compacted
+
+
+def test_a_check_keeps_little_of_what_the_nodes_hold_in_memory_and_finds_the_same(
+    fleet: Fleet, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team.log.append(*LINES)
+    nodes = team.log.edition.node_ids
+    fleet.damage(team.group, team.sender, 30, nodes.index(placement.ranked(nodes, team.group, team.sender, 30)[0]))
+    whole = team.log.check()
+    assert [one.seq for one in whole.findings] == [30, 30], "damaged, and on too few nodes"
+    peaks = list[int]()
+    judge = log_checking._Checking.judge
+
+    def watched(checking: log_checking._Checking, end: bytes | None) -> None:
+        peaks.append(len(checking.open))
+        judge(checking, end)
+
+    monkeypatch.setattr(log_checking._Checking, "judge", watched)
+    monkeypatch.setattr(log_checking, "_LIMIT", 3)
+    monkeypatch.setattr(log_checking, "_MOST_AHEAD", 5)
+    paged = team.log.check()
+    assert (paged.findings, paged.messages, paged.sizes) == (whole.findings, whole.messages, whole.sizes)
+    assert (list(paged.held), len(peaks) > 10) == ([(team.sender, 30)], True)
+    assert max(peaks) < 5 + 3 * len(nodes)
+
+
+def test_a_check_ends_where_nodes_have_faults_without_end(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    team.log.append(*LINES)
+    monkeypatch.setattr(log_checking, "_LIMIT", 3)
+    monkeypatch.setattr(log_checking, "_MOST_FINDINGS", 4)
+    monkeypatch.setattr(placement, "copies", lambda *_: 5)
+    checked = team.log.check()
+    assert 4 < len(checked.findings) < 60
+    assert {error.code for error in checked.unread.values()} == {"bad_answer"}
 
 
 class TestThreeNodesAway:

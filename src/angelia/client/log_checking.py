@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
-from angelia.client.exchange import Exchange, Request
+from angelia.client.exchange import BadAnswer, Exchange, Request
 from angelia.client.log_nodes import OpenLog, ask_nodes, node_request
 from angelia.client.log_reading import Missing, missing, name_of, page_of, sync
 from angelia.envelope.group_sealing import GroupPlace
@@ -16,12 +16,14 @@ from angelia.errors import AngeliaError, DamagedRecord
 from angelia.grouplog import api
 from angelia.grouplog.model import placement, records
 from angelia.grouplog.model.editions import EditionNode
-from angelia.grouplog.model.frames import Backfill, Hello, LogMessage
+from angelia.grouplog.model.frames import Backfill, Hello, Hole, LogMessage
 from angelia.grouplog.model.pieces import Manifest, verified_manifest
 from angelia.grouplog.model.records import Kind, Record
 from angelia.mailbox.logs import EarlierEpoch, LaterEpoch
 
 _LIMIT, _PAGE_BYTES = 2_000, 8 << 20
+_MOST_AHEAD = 20_000  # messages of which not all nodes have said yet what they hold
+_MOST_FINDINGS = 100_000
 Id = tuple[bytes, int]
 
 
@@ -69,7 +71,8 @@ class MessageCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The outcome of a check. `messages` counts those of each node; `held` is what was found of each message."""
+    """The outcome of a check. `messages` counts those of each node; `held` is what was found of messages that have a
+    fault."""
 
     findings: list[Finding]
     messages: Mapping[bytes, int]
@@ -84,18 +87,23 @@ class Checked:
 
 
 def check(log: OpenLog) -> Exchange[Checked]:
-    """Reads everything from every node and compares. It costs as much as all that the nodes hold."""
+    """Reads everything from every node and compares. It costs as much as all that the nodes hold.
+
+    All nodes hand out their messages in one order, so a message is judged, and forgotten if it is sound, as soon as no
+    node can bring another copy of it."""
     yield from sync(log)
-    held: dict[Id, MessageCopies] = {}
-    counts, sizes, unread = Counter[bytes](), Counter[bytes](), dict[bytes, AngeliaError]()
+    checking = _Checking(log)
     cursors = {node.id: b"" for node in log.nodes}
     while cursors:
+        # A node with few messages must not get far ahead of the others: all that it brought would have to be kept.
+        least = min(cursors.values())
+        asked = {node for node, at in cursors.items() if at == least or len(checking.open) < _MOST_AHEAD}
 
         def page(node: EditionNode, cursors: dict[bytes, bytes] = cursors) -> Request:
             wanted = Backfill(Hello({}, {}), _LIMIT, _PAGE_BYTES, cursors[node.id])
             return node_request(api.BACKFILL, node, log.gid, body=wanted.encode())
 
-        outcomes = yield from ask_nodes(log, [node for node in log.nodes if node.id in cursors], page)
+        outcomes = yield from ask_nodes(log, [node for node in log.nodes if node.id in asked], page)
         for node, outcome in outcomes.items():
             before = cursors.pop(node)
             try:
@@ -103,21 +111,60 @@ def check(log: OpenLog) -> Exchange[Checked]:
                     raise outcome
                 messages, holes, end = page_of(outcome, before, _LIMIT)
             except AngeliaError as error:
-                unread[node] = error
+                checking.unread[node] = error
                 continue
-            for message in messages:
-                counts[node] += 1
-                sizes[node] += len(message.record)
-                _note(log, node, message, held.setdefault((message.sender, message.seq), MessageCopies()))
-            for hole in holes:
-                held.setdefault((hole.sender, hole.seq), MessageCopies()).bad[node] = (
-                    CheckFault.DAMAGED,
-                    "its record is damaged",
-                )
+            checking.note(node, messages, holes)
             if end.has_more:
                 cursors[node] = end.cursor
-    findings = [one for id_, found in sorted(held.items()) for one in _findings(log, id_, found, unread)]
-    return Checked(findings=findings, messages=counts, sizes=sizes, unread=unread, missing=missing(log), held=held)
+        checking.judge(min(cursors.values(), default=None))
+        if len(checking.findings) > _MOST_FINDINGS:
+            many = BadAnswer(f"more than {_MOST_FINDINGS:,} faults were found, so the rest was not read")
+            checking.unread |= dict.fromkeys(cursors, many)
+            break
+    return checking.outcome
+
+
+class _Checking:
+    """A check under way: what was read of messages that other nodes may still bring, and the faults of those before."""
+
+    def __init__(self, log: OpenLog) -> None:
+        self._log = log
+        self._counts, self._sizes = Counter[bytes](), Counter[bytes]()
+        self._wrong: dict[Id, MessageCopies] = {}
+        self.open: dict[Id, MessageCopies] = {}
+        self.findings: list[Finding] = []
+        self.unread: dict[bytes, AngeliaError] = {}
+
+    @property
+    def outcome(self) -> Checked:
+        return Checked(
+            findings=self.findings,
+            messages=self._counts,
+            sizes=self._sizes,
+            unread=self.unread,
+            missing=missing(self._log),
+            held=self._wrong,
+        )
+
+    def note(self, node: bytes, messages: Iterable[LogMessage], holes: Iterable[Hole]) -> None:
+        """Takes in a page of a node."""
+        for message in messages:
+            self._counts[node] += 1
+            self._sizes[node] += len(message.record)
+            _note(self._log, node, message, self.open.setdefault((message.sender, message.seq), MessageCopies()))
+        for hole in holes:
+            copies = self.open.setdefault((hole.sender, hole.seq), MessageCopies())
+            copies.bad[node] = (CheckFault.DAMAGED, "its record is damaged")
+
+    def judge(self, end: bytes | None) -> None:
+        """Judges the messages up to a cursor, or all: no node brings another copy of them."""
+        whole = [one for one in self.open if end is None or one[0] + one[1].to_bytes(8) <= end]
+        for id_ in sorted(whole):
+            copies = self.open.pop(id_)
+            faults = list(_findings(self._log, id_, copies, self.unread))
+            if faults:
+                self.findings += faults
+                self._wrong[id_] = copies
 
 
 def _note(log: OpenLog, node: bytes, message: LogMessage, held: MessageCopies) -> None:
