@@ -206,6 +206,15 @@ def test_a_check_ends_where_nodes_have_faults_without_end(team: Team, monkeypatc
     assert {error.code for error in checked.unread.values()} == {"bad_answer"}
 
 
+def test_an_export_has_no_older_file_of_a_node_that_is_away(fleet: Fleet, team: Team, tmp_path: Path) -> None:
+    team.log.append(*LINES[:3])
+    assert len(team.log.export(tmp_path).files) == 5
+    with fleet.without(2):
+        exported = team.alice.restarted(team.name).export(tmp_path)
+    assert set(exported.unread) == {team.log.edition.node_ids[2]}
+    assert sorted(tmp_path.iterdir()) == sorted(path for path, _ in exported.files.values())
+
+
 class TestThreeNodesAway:
     def test_the_snapshot_is_incomplete_and_nothing_of_it_counts_as_received(self, stricken: Compacted) -> None:
         team = stricken.team

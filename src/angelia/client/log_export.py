@@ -60,7 +60,8 @@ def export(log: OpenLog, directory: str | Path) -> Exchange[Exported]:
                     if page:
                         writer.write_table(arrow.Table.from_pylist(page, schema=columns))
         except AngeliaError as error:
-            partial.unlink(missing_ok=True)
+            for file in (partial, path):  # an older export would be compared with new ones of other nodes
+                file.unlink(missing_ok=True)
             unread[node.id] = error
         else:
             partial.replace(path)
