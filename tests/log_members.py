@@ -10,7 +10,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.sealing import EpochKey
-from angelia.grouplog.model.editions import EditionNode, GroupEdition, SentEdition, SignedEdition, new_member
+from angelia.grouplog.model.editions import EditionNode, GroupEdition, SentEdition, new_member
 from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -30,13 +30,13 @@ def first_edition(
     min_copies: int = 1,
     depth: int = 2,
 ) -> GroupEdition:
-    """The first edition of a new group, of which the first mailbox is the admin."""
+    """The first edition of a new group, of which the first mailbox is the owner."""
     group = secrets.token_bytes(32)
     members = [
         new_member(group, number, box.identity.handle, box.identity.pair.public.ed25519, admin=number == 1)
         for number, box in enumerate(boxes, 1)
     ]
-    edition = GroupEdition(
+    return GroupEdition(
         group=group,
         name=name,
         number=1,
@@ -47,46 +47,43 @@ def first_edition(
         past=(),
         nodes=tuple(nodes) or (node_of(1),),
         epoch=1,
-        author=members[0].sender,
         key_id=key.key_id,
     )
-    return boxes[0].logs.granted(edition, None)
 
 
-def share(edition: GroupEdition, key: EpochKey, author: Mailbox, *others: Mailbox) -> None:
-    """All have an edition: its author made it, and the others were sent it."""
-    author.logs.publish(edition, key, NOW)
+def share(edition: GroupEdition, key: EpochKey, owner: Mailbox, *others: Mailbox) -> None:
+    """All have an edition: its owner made it, and the others were sent it."""
+    owner.logs.publish(edition, key, NOW)
     for box in others:
-        assert box.logs.accept(sent(edition, author, key), author.identity.handle, NOW)
+        assert accept(box, sent(edition, key), owner)
 
 
-def sent(edition: GroupEdition, signer: Mailbox, key: EpochKey, *keys: tuple[int, EpochKey]) -> SentEdition:
+def accept(box: Mailbox, mail: SentEdition, sender: Mailbox, now: datetime = NOW) -> bool:
+    """A mailbox takes in an edition that another one sent. Returns whether it has another one now."""
+    return box.logs.accept(mail, sender.identity.handle, sender.identity.pair.public.fingerprint, now)
+
+
+def sent(edition: GroupEdition, key: EpochKey, *keys: tuple[int, EpochKey]) -> SentEdition:
     """An edition as mail brings it, with the keys of earlier epochs."""
-    return SentEdition(SignedEdition.of(edition, signer.logs.sign), [*keys, (edition.epoch, key)])
+    return SentEdition(edition, [*keys, (edition.epoch, key)])
 
 
-def following(before: GroupEdition, author: Mailbox, key: EpochKey, **changes: object) -> GroupEdition:
-    """The edition that an admin makes of another."""
-    own = before.member(author.identity.handle)
-    assert own is not None
+def following(before: GroupEdition, key: EpochKey, **changes: object) -> GroupEdition:
+    """The edition that the owner makes of another."""
     wanted: GroupEdition = msgspec.structs.replace(before, **changes)  # type: ignore[arg-type]
-    return author.logs.granted(wanted.following(before, own.sender, key), before)
+    return wanted.following(before, key)
 
 
-def without(edition: GroupEdition, handle: str, author: Mailbox, key: EpochKey) -> GroupEdition:
-    """The edition in which an admin removes a member."""
+def without(edition: GroupEdition, handle: str, key: EpochKey) -> GroupEdition:
+    """The edition in which the owner removes a member."""
     gone = edition.member(handle)
     assert gone is not None
     members = tuple(one for one in edition.members if one is not gone)
-    past = (*edition.past, msgspec.structs.replace(gone, admin=False))
-    return following(edition, author, key, members=members, past=past, epoch=edition.epoch + 1)
+    return following(edition, key, members=members, past=(*edition.past, gone), epoch=edition.epoch + 1)
 
 
-def with_member(
-    edition: GroupEdition, box: Mailbox, author: Mailbox, key: EpochKey, *, admin: bool = False
-) -> GroupEdition:
-    """The edition in which an admin adds a member."""
-    public = box.identity.pair.public.ed25519
-    handle = box.identity.handle
-    new = new_member(edition.group, edition.new_binding(handle), handle, public, admin=admin)
-    return following(edition, author, key, members=(*edition.members, new))
+def with_member(edition: GroupEdition, box: Mailbox, key: EpochKey) -> GroupEdition:
+    """The edition in which the owner adds a member."""
+    public, binding = box.identity.pair.public.ed25519, next(edition.next_bindings())
+    new = new_member(edition.group, binding, box.identity.handle, public, admin=False)
+    return following(edition, key, members=(*edition.members, new))

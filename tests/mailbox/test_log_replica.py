@@ -32,7 +32,7 @@ from angelia.mailbox.log_journal import Journal
 from angelia.mailbox.log_own_snapshots import OwnSnapshots
 from angelia.mailbox.log_replica import MAX_BODY, LogReplica, OwnMessage, OwnSeqUnknown, Taken, opened_replica
 from angelia.mailbox.mailbox import Mailbox
-from log_members import first_edition, following, node_of, sent, share, with_member, without
+from log_members import accept, first_edition, following, node_of, sent, share, with_member, without
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 KEY, SECOND = EpochKey.of(b"\x11" * 32), EpochKey.of(b"\x22" * 32)
@@ -304,7 +304,7 @@ def test_what_a_removed_member_writes_after_its_removal_is_named_and_not_applied
     assert known == 1
     ann, bob = edition.members
     gone = msgspec.structs.replace(bob, admin=False, until=known)
-    share(following(edition, alice, SECOND, members=(ann,), past=(gone,), epoch=2), SECOND, alice)
+    share(following(edition, SECOND, members=(ann,), past=(gone,), epoch=2), SECOND, alice)
     alices.refresh()
     taken = take(alices, before, after)
     assert [(one.node, one.seq) for one in taken.untrue] == [(NODE, 2)]
@@ -340,14 +340,14 @@ def test_a_body_that_is_no_update_and_no_snapshot_is_named(
 def test_a_message_under_a_key_that_has_not_come_waits_for_it(
     alice: Mailbox, bob: Mailbox, alices: LogReplica, bobs: LogReplica, edition: GroupEdition
 ) -> None:
-    second = following(edition, alice, SECOND, epoch=2)
+    second = following(edition, SECOND, epoch=2)
     alice.logs.publish(second, SECOND, NOW)
     alices.refresh()
     (message,) = written(alices, b"under the second key")
     taken = take(bobs, message)
     assert (taken.entries, taken.untrue, taken.later) == ([], [], True)
     assert bobs.received.vector == {}
-    bob.logs.accept(sent(second, alice, SECOND), "alice", NOW)
+    accept(bob, sent(second, SECOND), alice, NOW)
     bobs.refresh()
     assert [entry.body for entry in take(bobs, message).entries] == [b"under the second key"]
 
@@ -423,11 +423,11 @@ def test_a_member_that_was_removed_and_added_again_begins_anew_and_what_waited_i
     (first,) = written(bobs, b"on enough nodes")
     bobs.settle([first.seq])
     bobs.write([b"waits"], NOW)
-    gone = without(edition, "bob", alice, SECOND)
-    back = with_member(gone, bob, alice, SECOND)
+    gone = without(edition, "bob", SECOND)
+    back = with_member(gone, bob, SECOND)
     for one in (gone, back):
         alice.logs.publish(one, SECOND, NOW)
-        bob.logs.accept(sent(one, alice, SECOND), "alice", NOW)
+        accept(bob, sent(one, SECOND), alice, NOW)
     assert bobs.refresh() == alices.refresh() == back
     assert bobs.me.sender != before
     (waiting,) = bobs.queued()
@@ -448,12 +448,12 @@ def test_a_member_that_came_back_begins_anew_once_in_whichever_process_first(
 ) -> None:
     other = open_log(bob)
     bobs.write([b"waits"], NOW)
-    gone = without(edition, "bob", alice, SECOND)
+    gone = without(edition, "bob", SECOND)
     # One who removes a member may also keep that it ever was one.
-    back = msgspec.structs.replace(with_member(gone, bob, alice, SECOND), past=())
+    back = msgspec.structs.replace(with_member(gone, bob, SECOND), past=())
     for one in (gone, back):
         alice.logs.publish(one, SECOND, NOW)
-        bob.logs.accept(sent(one, alice, SECOND), "alice", NOW)
+        accept(bob, sent(one, SECOND), alice, NOW)
     bobs.refresh()
     (waiting,) = bobs.queued()
     bobs.write([b"written since"], NOW)

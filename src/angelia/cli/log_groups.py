@@ -92,13 +92,12 @@ def list_(session: CommandContext) -> None:
 @verbs.verb(example="angelia log members team --add carol", needs=ACTS | Needs.YES)
 @name_argument
 @click.option("--add", "added", multiple=True, metavar="AGENT", help="a new member; repeatable")
-@click.option("--admin", is_flag=True, help="those of --add may change the group too; by its owner")
 @click.option("--remove", "removed", multiple=True, metavar="AGENT", help="reads nothing new from then on; repeatable")
 @click.option("--refresh", is_flag=True, help="look up members' new keys, and send the group to all of them again")
 def members(
-    session: CommandContext, name: str, added: tuple[str, ...], admin: bool, removed: tuple[str, ...], refresh: bool
+    session: CommandContext, name: str, added: tuple[str, ...], removed: tuple[str, ...], refresh: bool
 ) -> None:
-    """Show the members, or change them; by an admin.
+    """Show the members, or change them; by the owner.
 
     A new member reads what was written before from a snapshot, which is taken for it."""
     logs = all_logs(session)
@@ -113,7 +112,7 @@ def members(
         say_settled(session, settled)
         session.out.done({"removed": list(removed)}, f"removed {what}; what is written now has another key")
     if added:
-        settled = logs.add(name, added, admin=admin)
+        settled = logs.add(name, added)
         say_settled(session, settled)
         session.out.done({"added": list(added)}, f"added {', '.join(added)} to {edition.name}")
         _take_first_snapshot(session, logs, name)
@@ -142,7 +141,7 @@ def members(
 def nodes(
     session: CommandContext, name: str, added: tuple[str, ...], removed: tuple[str, ...], tokens: tuple[str, ...]
 ) -> None:
-    """Show the nodes, or change them; by an admin. `repair` by each member then moves what has to move."""
+    """Show the nodes, or change them; by the owner. `repair` by each member then moves what has to move."""
     logs = all_logs(session)
     edition = logs.find(name)
     if removed or added:
@@ -170,7 +169,7 @@ def nodes(
 @verbs.verb(example="angelia log drop team", needs=ACTS | Needs.YES)
 @name_argument
 def drop(session: CommandContext, name: str) -> int:
-    """Drop a group with all its messages on all nodes, for good; by an admin."""
+    """Drop a group with all its messages on all nodes, for good; by the owner."""
     logs = all_logs(session)
     edition = logs.find(name)
     what = f"{edition.name} with all its messages on {counted(len(edition.nodes), 'node')}"

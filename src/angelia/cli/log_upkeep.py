@@ -156,7 +156,7 @@ def export(session: CommandContext, name: str, directory: Path) -> int:
 @name_argument
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 def import_(session: CommandContext, name: str, file: Path) -> int:
-    """Store the rows of an old log on every node, by an admin. An interrupted import goes on where it was."""
+    """Store the rows of an old log on every node; by the owner. If interrupted, it goes on where it was."""
     log = open_log(session, name)
     done = log.import_file(file)
     urls = {one.id: one.url for one in log.edition.nodes}

@@ -1,4 +1,4 @@
-"""Editions of groups, which admins send to members as sealed mail: who is in, which nodes, and the epoch's key."""
+"""Editions of groups, which owners send to members as sealed mail: who is in, which nodes, and the epoch's key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from angelia.client.api_errors import Unreachable
 from angelia.client.channel_key_mail import collect_controls
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
-from angelia.envelope.refusals import NotAllowed, Refused, UnknownSigner
+from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.sealing import Control
 from angelia.errors import AngeliaError, InvalidArgument, NotMember, RateLimited, Unavailable
 from angelia.grouplog.model.editions import EDITIONS, GroupEdition, decode_mail
 from angelia.mailbox.drafts import Draft, SendOptions
-from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 
 _AT_ONCE = 100  # members; each mail may have a mebibyte
@@ -35,55 +34,25 @@ class EditionMail:
 def collect_editions(mailbox: Mailbox) -> Exchange[int]:
     """Fetches editions from mail, and takes over those that may be believed. Returns how many changed a group."""
     yield from collect_controls(mailbox, EDITIONS)
-    new, unknown = _take_editions(mailbox)
-    for control in unknown:
-        with contextlib.suppress(*_SERVER_ERRORS):  # it waits for the next time
-            new += yield from _take_of_unknown_owner(mailbox, control)
-            mailbox.inbox.mark_handled(control.message.replay_key)
-    return new
+    return take_editions(mailbox)
 
 
 def take_editions(mailbox: Mailbox) -> int:
-    """Takes over the editions that came with other mail, as far as their owners' keys are known here. Returns how many
-    changed a group."""
-    return _take_editions(mailbox)[0]
-
-
-def _take_editions(mailbox: Mailbox) -> tuple[int, list[Opened]]:
-    """Returns also the mail whose editions have an owner with a key that is not known here."""
-    new, unknown, last = 0, list[Opened](), None
+    """Takes over the editions that came with other mail. Returns how many changed a group."""
+    new, last = 0, None
     while controls := mailbox.inbox.controls(Control.GROUP_KEY, after=last):
         for control in controls:
             last = control.message
-            try:
-                new += mailbox.logs.accept(decode_mail(control.body), last.sender, clock.now())
-            except UnknownSigner:
-                unknown.append(control)
-                continue
-            except (NotAllowed, InvalidArgument, NotMember):
-                pass  # it is dropped; what fails for another reason is tried again
+            # One that is not believed is dropped; what fails for another reason is tried again.
+            with contextlib.suppress(NotAllowed, InvalidArgument, NotMember):
+                sent = decode_mail(control.body)
+                new += mailbox.logs.accept(sent, last.sender, last.sender_fingerprint, clock.now())
             mailbox.inbox.mark_handled(last.replay_key)
-    return new, unknown
-
-
-def _take_of_unknown_owner(mailbox: Mailbox, control: Opened) -> Exchange[int]:
-    """Looks up the owner's keys, and takes the edition over if they show its key. Returns whether it did."""
-    sent = decode_mail(control.body)
-    try:
-        yield from peer_keys.know_sender(mailbox, sent.signed.edition.owner.handle)
-        return (
-            yield from peer_keys.following_signer(
-                mailbox, lambda: mailbox.logs.accept(sent, control.message.sender, clock.now())
-            )
-        )
-    except _SERVER_ERRORS:
-        raise
-    except (Refused, AngeliaError):
-        return 0
+    return new
 
 
 def tell(mailbox: Mailbox, edition: GroupEdition) -> Exchange[EditionMail]:
-    """Sends the newest edition to the members that have not been sent it, with those before it that they lack."""
+    """Sends the newest edition to the members that have not been sent it, with the keys that they lack."""
     told, left = EditionMail([], {}), mailbox.logs.untold(edition)
     while some := list(islice(left, _AT_ONCE)):
         yield from _tell(mailbox, some, told)

@@ -1,7 +1,7 @@
-"""The signing key of an admin of group logs is replaced: nodes hear of the next key while the present one still signs.
+"""The signing key of the owner of group logs is replaced: nodes hear of the next key while the present one still signs.
 
-Afterwards no admin may be left whose key a node knows. Other members hear of it by mail, as of any edition; the key of
-a member that is no admin is brought up to date by an admin, with `settle`.
+Afterwards no key of an admin may be left that a node knows. Members hear of it by mail, as of any edition. The key of
+another member is brought up to date by the owner, with `settle`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 
 import msgspec
 
-from angelia.client import clock
 from angelia.client.exchange import Exchange, Response, together
 from angelia.client.log_membership import new_roster, node_call, publish_next
 from angelia.errors import AngeliaError, EpochConflict, NotMember
@@ -25,7 +24,7 @@ _RACES = 5
 
 
 def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
-    """Names the key of a pending rotation to the nodes of all groups that this agent is an admin of."""
+    """Names the key of a pending rotation to the nodes of all groups of this agent's own."""
     pending = mailbox.key_rotation.pending()
     if pending is None or not pending.plan.signer:
         return
@@ -36,25 +35,25 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
         own = edition.member(handle)
         if own is None:
             continue
-        if not own.admin:
+        if edition.owner is not own:
             told = f"the group {edition.name} knows this agent's old key"
-            told = f"{told}; an admin runs angelia log members {edition.name} --refresh"
+            told = f"{told}; {edition.owner.handle} runs angelia log members {edition.name} --refresh"
             mailbox.notices.tell(NoticeKind.WARNING, told)
             continue
         try:
             wanted = _with_next_key(mailbox, base58(edition.group), following)
         except AngeliaError as error:  # the rotation itself must not wait for that
             told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
-            told = f"{told}; {edition.owner.handle} runs angelia log members {edition.name} --refresh"
-            mailbox.notices.tell(NoticeKind.WARNING, told)
-            mailbox.logs.settle_soon(edition.group, clock.now())
+            mailbox.notices.tell(NoticeKind.WARNING, f"{told}; angelia log members {edition.name} --refresh does so")
             continue
         for node in edition.nodes:
             try:
                 yield from _announce(wanted, node)
             except AngeliaError as error:
                 told = f"{node.url} was not told this agent's new key for the group {edition.name}: {error.message}"
-                mailbox.notices.tell(NoticeKind.WARNING, f"{told}; another admin, or another node, has to mend that")
+                mailbox.notices.tell(
+                    NoticeKind.WARNING, f"{told}; angelia log nodes {edition.name} puts another node in its place"
+                )
 
 
 def _with_next_key(mailbox: Mailbox, group: str, following: bytes) -> GroupEdition:
@@ -67,7 +66,7 @@ def _with_next_key(mailbox: Mailbox, group: str, following: bytes) -> GroupEditi
         members = tuple(one.with_key(following) if one is own else one for one in edition.members)
         with contextlib.suppress(EpochConflict):
             return publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
-    raise EpochConflict("other admins change the group faster than this agent can", hint="try again")
+    raise EpochConflict("other processes change the group faster than this one can", hint="try again")
 
 
 def _announce(edition: GroupEdition, node: EditionNode) -> Exchange[None]:

@@ -1,4 +1,4 @@
-"""Groups and who is in them: an admin makes each edition, brings the nodes to it, and sends it to the members.
+"""Groups and who is in them: the owner makes each edition, brings the nodes to it, and sends it to the members.
 
 What a crash or an absent node leaves undone is done by `settle`, and by whatever this agent does with its groups next.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -42,8 +41,7 @@ from angelia.grouplog.model.documents import (
     NewRoster,
     NodeDocument,
 )
-from angelia.grouplog.model.edition_merge import needs_new_key
-from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, counted_on, new_member
+from angelia.grouplog.model.editions import EditionMember, EditionNode, GroupEdition, new_member
 from angelia.grouplog.model.ids import base58, parse_group
 from angelia.mailbox import log_replica
 from angelia.mailbox.mailbox import Mailbox
@@ -91,7 +89,7 @@ def create_log(
     depth: int = 2,
     quota_bytes: int = 2 << 30,
 ) -> Exchange[Settled]:
-    """Creates a group on these nodes, with these agents as members besides this one, its admin. They find it among
+    """Creates a group on these nodes, with these agents as members besides this one, its owner. They find it among
     their groups once they have fetched their mail. By default each update is kept on two nodes."""
     if any(one.name == name for one in mailbox.logs.editions()):
         raise AlreadyExists(f"you have a group {name} already", hint="angelia log list")
@@ -112,8 +110,7 @@ def create_log(
         epoch=1,
     )
     key = EpochKey.generate()
-    edition = msgspec.structs.replace(edition, author=listed[0].sender, key_id=key.key_id)
-    edition = mailbox.logs.granted(edition, None).checked()
+    edition = msgspec.structs.replace(edition, key_id=key.key_id).checked()
     mailbox.logs.publish(edition, key, clock.now())
     log_replica.make_first(mailbox.logs, edition)
     return (yield from _settled(mailbox, edition, _tokens(nodes)))
@@ -129,51 +126,32 @@ def settle(mailbox: Mailbox, name: str, *, nodes: Sequence[LogNode] = (), again:
 
 
 def settle_open(mailbox: Mailbox) -> Exchange[None]:
-    """Goes on with all groups whose nodes or members this agent, an admin, has not brought to the newest edition. What
+    """Goes on with all groups whose nodes or members this agent, the owner, has not brought to the newest edition. What
     cannot be done now is tried again later."""
-    mailbox.own_keys.refresh()
     for gid in mailbox.logs.unsettled(clock.now()):
         edition = mailbox.logs.edition(parse_group(gid))
-        if edition is None or not _is_admin(mailbox, edition):
+        if edition is None or edition.owner.handle != mailbox.identity.handle:
             mailbox.logs.nothing_to_settle(parse_group(gid))
             continue
         mailbox.logs.settle_at(edition, clock.now() + _AGAIN)  # if it fails
         with contextlib.suppress(AngeliaError):
-            if _is_to_be_granted(mailbox, edition):
-                yield from settle(mailbox, gid)
-            else:
-                yield from _settled(mailbox, edition, {}, edition)
+            if edition.key_id is None:  # from before groups had one owner
+                edition = publish_next(mailbox, edition, edition)
+            yield from _settled(mailbox, edition, {}, edition)
 
 
-def _is_to_be_granted(mailbox: Mailbox, edition: GroupEdition) -> bool:
-    """Whether this agent, as the owner, has to say who the admins are: one has a new key, or it never said so."""
-    own, grant = mailbox.own_keys.identity, edition.grant
-    if edition.owner.handle != own.handle:
-        return False
-    if grant is None or grant.owner.public_key != own.pair.public.ed25519:
-        return True
-    keys = {one.sender: one.public_key for one in edition.members}
-    return any(keys[one.sender] != one.public_key for one in grant.admins)
-
-
-def add_members(mailbox: Mailbox, name: str, handles: Sequence[str], *, admin: bool = False) -> Exchange[Settled]:
-    """Adds members, or makes members admins. They read what was written before from a snapshot: see `compact`."""
+def add_members(mailbox: Mailbox, name: str, handles: Sequence[str]) -> Exchange[Settled]:
+    """Adds members. They read what was written before from a snapshot: see `compact`."""
     edition = mailbox.logs.find(name)
-    keys = yield from _signing_keys(mailbox, [one for one in handles if admin or edition.member(one) is None])
+    keys = yield from _signing_keys(mailbox, [one for one in handles if edition.member(one) is None])
 
     def change(edition: GroupEdition) -> GroupEdition:
+        missing = [(handle, key) for handle, key in keys.items() if edition.member(handle) is None]
         listed = [
-            new_member(edition.group, edition.new_binding(handle), handle, key, admin=False)
-            for handle, key in keys.items()
-            if edition.member(handle) is None  # the other admin may have added it
+            new_member(edition.group, binding, handle, key, admin=False)
+            for binding, (handle, key) in zip(edition.next_bindings(), missing, strict=False)
         ]
-        members = [
-            msgspec.structs.replace(one.with_key(keys[one.handle]), admin=one.admin or admin)
-            if one.handle in keys
-            else one
-            for one in (*edition.members, *listed)
-        ]
-        return msgspec.structs.replace(edition, members=tuple(members))
+        return msgspec.structs.replace(edition, members=(*edition.members, *listed))
 
     return (yield from _changed(mailbox, name, change))
 
@@ -186,6 +164,8 @@ def remove_members(mailbox: Mailbox, name: str, handles: Sequence[str]) -> Excha
         for handle in handles:
             if edition.member(handle) is None:
                 raise NotFound(f"{handle} is no member of {edition.name}", hint=f"angelia log members {edition.name}")
+            if handle == edition.owner.handle:
+                raise Conflict(f"you made the group {edition.name}, and stay its member", hint="angelia log drop")
         members = tuple(one for one in edition.members if one.handle not in handles)
         gone = [
             msgspec.structs.replace(
@@ -213,7 +193,7 @@ def drop_log(mailbox: Mailbox, name: str) -> Exchange[dict[bytes, AngeliaError]]
     """Drops a group with all its messages on all nodes, for good, and forgets it here. Returns the nodes that still
     have it, each with the reason: then it stays known here, so that this can be done again."""
     edition = mailbox.logs.find(name)
-    _check_admin(mailbox, edition)
+    _check_owner(mailbox, edition)
     requests = [node_call(api.DROP, node, base58(edition.group)) for node in edition.nodes]
     answers = yield from together(requests)
     failed = {
@@ -228,7 +208,7 @@ def drop_log(mailbox: Mailbox, name: str) -> Exchange[dict[bytes, AngeliaError]]
 
 def forget_log(mailbox: Mailbox, name: str) -> Exchange[GroupEdition]:
     """Forgets a group on this device, with its keys and its state; nodes and other members keep it. The next edition
-    that an admin sends makes this agent a member again."""
+    that the owner sends makes this agent a member again."""
     yield from ()
     edition = mailbox.logs.find(name)
     mailbox.logs.forget(edition.group)
@@ -259,33 +239,26 @@ def _changed(
     tokens: dict[str, str] | None = None,
 ) -> Exchange[Settled]:
     """Makes the next edition if anything changes, and brings nodes and members to it."""
-    mailbox.own_keys.refresh()  # the pair signs the edition, and may have been rotated since
-    with contextlib.suppress(AngeliaError):
-        yield from collect_editions(mailbox)  # another admin may have changed it
     for _ in range(_RACES):
         before = mailbox.logs.find(name)
-        _check_admin(mailbox, before)
-        keys = yield from _present_keys(mailbox, before)
-        members = tuple(one.with_key(keys.get(one.sender, one.public_key)) for one in before.members)
-        wanted = change(msgspec.structs.replace(before, members=members))
-        if mailbox.logs.granted(wanted, before, keys) != before:
+        _check_owner(mailbox, before)
+        wanted = change((yield from _with_present_keys(mailbox, before)))
+        if wanted != before or before.key_id is None:
             try:
-                wanted = publish_next(mailbox, before, wanted, keys)
+                wanted = publish_next(mailbox, before, wanted)
             except EpochConflict:
                 continue
         return (yield from _settled(mailbox, wanted, tokens or {}, before))
-    raise EpochConflict("other admins change the group faster than this agent can", hint="try again")
+    raise EpochConflict("other processes change the group faster than this one can", hint="try again")
 
 
-def publish_next(
-    mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition, verified: Mapping[bytes, bytes] = MappingProxyType({})
-) -> GroupEdition:
-    """Makes an edition that follows another, under a new key if a member went or has another one. Returns it as it is
-    stored; EpochConflict if another came in between."""
-    key = EpochKey.generate() if (renews := needs_new_key(before, wanted)) else mailbox.logs.key(before)
-    wanted = msgspec.structs.replace(wanted, epoch=counted_on(before.epoch) if renews else before.epoch)
-    wanted = wanted.following(before, mailbox.logs.me(before).sender, key)
-    made = mailbox.logs.granted(wanted, before, verified).checked()
+def publish_next(mailbox: Mailbox, before: GroupEdition, wanted: GroupEdition) -> GroupEdition:
+    """Makes an edition that follows another, and returns it; EpochConflict if another came in between. The epoch has a
+    new key if a member went or has another signing key: the holder of the old one may have the epoch's key as well."""
+    keys = {one.sender: one.public_key for one in wanted.members}
+    renews = any(keys.get(one.sender) != one.public_key for one in before.members)
+    key = EpochKey.generate() if renews else mailbox.logs.key(before)
+    made = msgspec.structs.replace(wanted, epoch=before.epoch + renews).following(before, key).checked()
     mailbox.logs.publish(made, key, clock.now())
     return made
 
@@ -324,7 +297,7 @@ def _bring(edition: GroupEdition, node: EditionNode, token: str | None) -> Excha
             if (yield from _bring_roster(edition, node, shown)) and (yield from _bring_nodes(edition, node, shown)):
                 return
         except EpochConflict:
-            continue  # another admin was faster; look again
+            continue  # another process was faster; look again
     raise Conflict("the node's roster changes faster than it can be brought up to date", hint="try again")
 
 
@@ -425,23 +398,19 @@ def _signing_key(mailbox: Mailbox, handle: str) -> Exchange[bytes]:
     return known.bundle.signer.ed25519
 
 
-def _present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[dict[bytes, bytes]]:
-    """The present keys of members, as far as they can be asked for now. The owner tells of its next key itself."""
-    keys: dict[bytes, bytes] = {}
+def _with_present_keys(mailbox: Mailbox, edition: GroupEdition) -> Exchange[GroupEdition]:
+    """Returns an edition with the present keys of its members, as far as they can be asked for now."""
+    members = list[EditionMember]()
     for member in edition.members:
-        if member is edition.owner and member.handle != mailbox.identity.handle:
-            continue
-        with contextlib.suppress(AngeliaError):
-            keys[member.sender] = yield from _signing_key(mailbox, member.handle)
-    return keys
+        try:
+            members.append(member.with_key((yield from _signing_key(mailbox, member.handle))))
+        except AngeliaError:
+            members.append(member)
+    return msgspec.structs.replace(edition, members=tuple(members))
 
 
-def _check_admin(mailbox: Mailbox, edition: GroupEdition) -> None:
-    if not _is_admin(mailbox, edition):
-        admins = ", ".join(edition.admins[:3])
-        raise Denied(f"only an admin changes {edition.name}", hint=f"its admins are {admins}")
-
-
-def _is_admin(mailbox: Mailbox, edition: GroupEdition) -> bool:
-    me = edition.member(mailbox.identity.handle)
-    return me is not None and me.admin
+def _check_owner(mailbox: Mailbox, edition: GroupEdition) -> None:
+    if edition.owner.handle != mailbox.identity.handle:
+        raise Denied(
+            f"only {edition.owner.handle}, which made {edition.name}, changes it", hint=f"ask {edition.owner.handle}"
+        )

@@ -74,7 +74,7 @@ def ask_nodes(
             continue
         try:
             asked.append((node, make(node)))
-        except InvalidArgument as unusable:  # its address: any admin may have written it
+        except InvalidArgument as unusable:  # its address
             outcomes[node.id] = unusable
     answers = yield from together([request for _, request in asked])
     for (node, _), answer in zip(asked, answers, strict=True):

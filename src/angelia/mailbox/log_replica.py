@@ -141,8 +141,9 @@ class LogReplica:
         return self.edition
 
     def _go_on_as_member(self, edition: GroupEdition) -> None:
-        """Begins anew if an admin removed this agent and added it again, as another sender: its numbers begin at 1, and
-        updates that too few nodes have are sealed again. Not for an older edition, which another process has left."""
+        """Begins anew if the owner removed this agent and added it again, as another sender: its numbers begin at 1,
+        and updates that too few nodes have are sealed again. An older edition, which another process has left, changes
+        nothing."""
         me = edition.member(self.logs.handle)
         if me is None or (self.database.meta(_SENDERS) or "").endswith(me.sender.hex()):
             return
@@ -390,7 +391,7 @@ class LogReplica:
             raise OwnSeqUnknown
         first = max(int(known), LogProgress(tx).of(self.me.sender).highest + 1)
         if first + count - 1 > MAX_SEQ:
-            raise Conflict("this member has used up its numbers", hint="an admin adds it again, under a new binding")
+            raise Conflict("this member has used up its numbers", hint="the owner adds it again, under a new binding")
         tx.write("write_meta", _NEXT, str(first + count))
         return first
 

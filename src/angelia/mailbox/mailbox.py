@@ -132,9 +132,7 @@ class Mailbox:
     def logs(self) -> MailboxLogs:
         from angelia.mailbox.logs import MailboxLogs
 
-        return MailboxLogs(
-            self.database, self._local, self.own_keys, self.pinned_keys, self.notices, self.directory.parent / LOGS
-        )
+        return MailboxLogs(self.database, self._local, self.own_keys, self.pinned_keys, self.directory.parent / LOGS)
 
     @cached_property
     def rosters(self) -> PinnedRosters:

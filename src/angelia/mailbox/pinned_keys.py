@@ -186,15 +186,6 @@ class PinnedKeys:
             raise SignatureFailed(f"{nhi} had replaced this signing pair before it signed")
         return parse_pair(ed25519, ml_dsa)
 
-    def replaced_at(self, nhi: str, ed25519: bytes, present: datetime) -> datetime | None:
-        """When an agent replaced a key of its own, for `present` it has it still; None if it never had it here, or had
-        it revoked."""
-        pin = self.pin(nhi)
-        if pin is not None and pin.signer.ed25519 == ed25519:
-            return present
-        (at,) = self._database.row("former_key", nhi, ed25519)
-        return None if at is None else unstamp(at)
-
     def bundle(self, nhi: str, now: datetime, max_age: timedelta | None = CACHE) -> KnownBundle | None:
         """Returns an agent's bundle if it was fetched within `max_age`; with None, of any age."""
         found = self._database.row("bundle", nhi)

@@ -1,17 +1,18 @@
--- Editions of groups are signed by the admin that made them. From `settle_at` on, nodes and members are brought to the
--- newest edition by this agent, an admin; NULL if they all were.
-ALTER TABLE logs ADD COLUMN signature BLOB NOT NULL DEFAULT x''; -- empty for one from before they were signed
+-- Each edition of a group comes from its owner, with the fingerprint of the pair that signed its mail; empty for one that was
+-- made here. From `settle_at` on, nodes and members are brought to the newest edition by this agent, its owner; NULL if they
+-- all were.
+ALTER TABLE logs ADD COLUMN sender_fp TEXT NOT NULL DEFAULT '';
 ALTER TABLE logs ADD COLUMN settle_at TEXT;
 UPDATE logs SET settle_at = joined_at WHERE untold;
 ALTER TABLE logs DROP COLUMN untold;
 
--- The members that this agent, an admin, has yet to send the newest edition, with the last epoch whose key they have.
+-- The members that this agent, the owner, has yet to send the newest edition, with the last epoch whose key they have.
 CREATE TABLE log_untold (
   group_id TEXT NOT NULL, sender BLOB NOT NULL, epoch INTEGER NOT NULL, PRIMARY KEY (group_id, sender)
 ) WITHOUT ROWID;
 
--- The keys of group logs: two admins who change a group at once make two of one epoch. Messages of earlier epochs stay on
--- nodes until a snapshot replaces them.
+-- The keys of group logs, more than one of an epoch if a thief of the owner's pair made another. Messages of earlier epochs
+-- stay on nodes until a snapshot replaces them.
 CREATE TABLE epoch_keys (
   row_id TEXT PRIMARY KEY,                 -- group_id/epoch/key_id; without the last for one from before editions named it
   group_id TEXT NOT NULL, epoch INTEGER NOT NULL CHECK (epoch > 0),

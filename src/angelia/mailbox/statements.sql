@@ -292,11 +292,6 @@ SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers
 WHERE nhi = ?1 AND signer_id = ?2
   AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = ?2)
 
--- name: former_key
--- When the pairs with a key were replaced, unless the server called them revoked.
-SELECT max(rotated_at) FROM former_signers AS f WHERE nhi = ?1 AND ed25519_public_key = ?2
-  AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = f.signer_id)
-
 -- name: set_bundle
 INSERT INTO bundles (nhi, link, fetched_at) VALUES (?, ?, ?)
 ON CONFLICT (nhi) DO UPDATE SET link = excluded.link, fetched_at = excluded.fetched_at
@@ -628,13 +623,13 @@ INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_
 -- logs.py
 
 -- name: put_log
-INSERT INTO logs (group_id, name, number, edition, signature, sender_nhi, joined_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO logs (group_id, name, number, edition, sender_nhi, sender_fp, joined_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (group_id) DO UPDATE
-SET name = excluded.name, number = excluded.number, edition = excluded.edition, signature = excluded.signature,
-  sender_nhi = excluded.sender_nhi
+SET name = excluded.name, number = excluded.number, edition = excluded.edition, sender_nhi = excluded.sender_nhi,
+  sender_fp = excluded.sender_fp
 
 -- name: log
-SELECT edition, signature FROM logs WHERE group_id = ?
+SELECT edition, sender_fp FROM logs WHERE group_id = ?
 
 -- name: logs
 SELECT edition FROM logs ORDER BY name, group_id
@@ -664,8 +659,7 @@ DELETE FROM log_untold WHERE group_id = ?
 
 -- name: put_log_key
 -- A key that is there stands.
-INSERT INTO log_keys (row_id, group_id, epoch, key_id, secret_nonce, secret, received_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE (SELECT count(*) FROM log_keys WHERE group_id = ?2 AND epoch = ?3) < ?8
+INSERT INTO log_keys (row_id, group_id, epoch, key_id, secret_nonce, secret, received_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: log_keys

@@ -1,27 +1,24 @@
 """What members of a group tell each other about it: members, nodes, configuration and the epoch key.
 
-The admin that makes an edition signs it, and admins send it to all members as sealed mail. So a member believes no node
+The owner, the agent that made the group, sends each edition to all members as sealed mail. So a member believes no node
 about the group, and nodes never learn names or keys.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from hashlib import sha256
 from typing import Annotated, Self
 from uuid import UUID
 
 import msgspec
 
 from angelia.envelope.curve_points import sound_ed25519
-from angelia.envelope.ed25519 import verifying_key
 from angelia.envelope.ids import valid_handle
 from angelia.envelope.sealing import Control, EpochKey
 from angelia.envelope.wire import MAX_PLAINTEXT
 from angelia.errors import InvalidArgument
-from angelia.grouplog.model.admin_grants import AdminGrant, Sign, Signature
 from angelia.grouplog.model.groups import (
     FORMER_KEYS,
     MAX_ENTRIES,
@@ -38,17 +35,13 @@ from angelia.grouplog.model.ids import MAX_SEQ, sender_id
 # The channel_id of mail that brings an edition, by which a member fetches it before its other mail.
 EDITIONS = UUID("a6d1c1a0-6c6f-8e65-9a2b-67726f75706b")
 MAX_NAME = 64
-MAX_LINEAGE = 16  # editions before one that it names
 MAX_KEYS = 64  # epochs whose keys come with an edition
-MAX_EDITION = MAX_PLAINTEXT - 64 * MAX_KEYS  # of mail; the rest is for keys and signature
+MAX_EDITION = MAX_PLAINTEXT - 64 * MAX_KEYS  # of mail; the rest is for keys
 _VERSION = 2
-_REBOUND_LABEL = b"angelia/v1/group-entry-again\0"
-_DIGEST_LABEL = b"angelia/v1/group-edition\0"
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -94,11 +87,6 @@ class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         keys = (public_key, *(key for key in others if key != public_key))[:FORMER_KEYS]
         return msgspec.structs.replace(self, public_keys=(*keys, first))
 
-    def rebound(self, group: bytes) -> EditionMember:
-        """The member under another entry of the roster, and so with another sender id; always the same one."""
-        binding = 1 + int.from_bytes(sha256(_REBOUND_LABEL + group + self.sender).digest()[:8]) % MAX_SEQ
-        return msgspec.structs.replace(self, binding=binding, sender=sender_id(group, self.public_keys[-1], binding))
-
 
 class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     id: Key
@@ -110,11 +98,8 @@ class EditionNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """A group at one moment; each edition replaces the one before it whole.
-
-    `author` is the sender id of the admin that made the edition, `grant` says who the admins are, `key_id` names the
-    key of its epoch, and `lineage` has the digests of the editions before it, the newest first. Those from before
-    editions were signed have none of these."""
+    """A group at one moment; each edition replaces the one before it whole. Its owner is the one admin, and `key_id`
+    names the key of its epoch. Groups from before that may have several admins, and name no key."""
 
     group: GroupId
     name: Name
@@ -126,52 +111,30 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     past: Annotated[tuple[EditionMember, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
     nodes: Annotated[tuple[EditionNode, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     epoch: Number
-    author: Annotated[bytes, msgspec.Meta(max_length=8)] = b""
     key_id: UUID | None = None
-    lineage: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_LINEAGE)] = ()
-    grant: AdminGrant | None = None
-
-    @property
-    def digest(self) -> bytes:
-        return sha256(_DIGEST_LABEL + msgspec.msgpack.encode(self)).digest()
-
-    @property
-    def order(self) -> tuple[int, int, bytes]:
-        """Of all editions under one key of the owner, that holds which is last in this order."""
-        return 0 if self.grant is None else self.grant.generation, self.number, self.digest
 
     @property
     def owner(self) -> EditionMember:
-        """The member that made the group; the first admin, in one from before editions were signed."""
-        if self.grant is None:
-            return next(member for member in self.members if member.admin)
-        return next(member for member in self.members if member.sender == self.grant.owner.sender)
-
-    @property
-    def entries(self) -> dict[bytes, EditionMember]:
-        """The present and past members by their sender ids."""
-        return {member.sender: member for member in (*self.past, *self.members)}
+        """The member that made the group, or the first one of those that could change it."""
+        return min((member for member in self.members if member.admin), key=lambda member: member.binding)
 
     def role(self, member: EditionMember) -> str:
-        return "member" if not member.admin else "owner" if member.sender == self.owner.sender else "admin"
+        return "owner" if member.sender == self.owner.sender else "member"
 
-    def following(self, before: GroupEdition, author: bytes, key: EpochKey) -> GroupEdition:
-        """This edition as the one after another, as its author makes it."""
-        return msgspec.structs.replace(
-            self,
-            number=counted_on(before.number),
-            author=author,
-            key_id=key.key_id,
-            lineage=(before.digest, *before.lineage)[:MAX_LINEAGE],
-        )
+    def continues(self, before: GroupEdition) -> bool:
+        """Whether this may be a later edition of the same group: it has its owner and configuration."""
+        same = (self.owner.sender, self.owner.handle) == (before.owner.sender, before.owner.handle)
+        return same and self.config == before.config
+
+    def following(self, before: GroupEdition, key: EpochKey) -> GroupEdition:
+        """This edition as the one after another, as the owner makes it."""
+        owner = before.owner.sender
+        members = tuple(msgspec.structs.replace(one, admin=one.sender == owner) for one in self.members)
+        return msgspec.structs.replace(self, number=before.number + 1, members=members, key_id=key.key_id)
 
     @property
     def config(self) -> GroupConfig:
         return GroupConfig(depth=self.depth, min_copies=self.min_copies, quota_bytes=self.quota_bytes)
-
-    @property
-    def admins(self) -> list[str]:
-        return [member.handle for member in self.members if member.admin]
 
     @property
     def node_ids(self) -> list[bytes]:
@@ -187,16 +150,9 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     def node(self, id: bytes) -> EditionNode | None:
         return next((node for node in self.nodes if node.id == id), None)
 
-    def new_binding(self, handle: str) -> int:
-        """The binding of a member that is added to this edition: none that was used, and hardly that of another member
-        which another admin adds at the same time."""
-        used = {member.binding for member in (*self.members, *self.past)}
-        chance = self.digest + handle.encode()
-        while True:
-            chance = sha256(chance).digest()
-            binding = 1 + int.from_bytes(chance[:8]) % MAX_SEQ
-            if binding not in used:
-                return binding
+    def next_bindings(self) -> Iterator[int]:
+        """The bindings of members that are added to this edition."""
+        return itertools.count(max(member.binding for member in (*self.members, *self.past)) + 1)
 
     def check(self) -> None:
         """Raises InvalidArgument for an edition that contradicts itself."""
@@ -218,8 +174,8 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             yield "an edition of a group names a member twice"
         if len({member.handle for member in self.members}) < len(self.members):
             yield "an edition of a group names a member twice"
-        if not self.admins or not all(valid_handle(member.handle) for member in every):
-            yield "an edition of a group has no admin, or a member without a handle"
+        if sum(member.admin for member in every) != 1 or not all(valid_handle(member.handle) for member in every):
+            yield "an edition of a group has another number of owners than one, or a member without a handle"
         if len({node.id for node in self.nodes}) < len(self.nodes) or self.min_copies > len(self.nodes):
             yield "an edition of a group has too few nodes, or one twice"
         if len(msgspec.msgpack.encode(self)) > MAX_EDITION:
@@ -229,70 +185,28 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
                 yield "an edition of a group has a member with another sender id than its key gives"
         if len({member.public_key for member in self.members}) < len(self.members):
             yield "an edition of a group has two members with one key"
-        if self.grant is not None:
-            yield from self._problems_of_grant(self.grant)
-
-    def _problems_of_grant(self, grant: AdminGrant) -> Iterator[str]:
-        if not grant.is_consistent:
-            yield "an edition of a group names an admin twice"
-        admins = {(member.sender, member.handle) for member in self.members if member.admin}
-        if admins != {(one.sender, one.handle) for one in grant.admins}:
-            yield "an edition of a group has other admins than its owner says"
-        if grant.admin(self.author) is None:
-            yield "an edition of a group is not by one of its admins"
-        if not all(sound_ed25519(key) for member in (*self.members, *self.past) for key in member.public_keys):
+        if not all(sound_ed25519(key) for member in every for key in member.public_keys):
             yield "an edition of a group has a member with a key that is none"
-
-
-def counted_on(number: int) -> int:
-    """The number of the next edition or epoch. An admin that the owner has removed may have used them up."""
-    return number % MAX_SEQ + 1
-
-
-@dataclass(frozen=True)
-class SignedEdition:
-    """An edition with the signature of its author, which is empty for one from before they were signed."""
-
-    edition: GroupEdition
-    signature: bytes
-
-    @classmethod
-    def of(cls, edition: GroupEdition, sign: Sign) -> SignedEdition:
-        return cls(edition, sign(edition.digest))
-
-    @cached_property
-    def digest(self) -> bytes:
-        return self.edition.digest
-
-    def is_sound(self) -> bool:
-        """Whether the admin that it names signed it, and the group's owner says who the admins are. Which key is the
-        owner's, is for the caller to know."""
-        grant, edition = self.edition.grant, self.edition
-        author = None if grant is None else grant.admin(edition.author)
-        if grant is None or author is None or not grant.holds(edition.group):
-            return False
-        return verifying_key(author.public_key).holds(self.signature, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class SentEdition:
     """An edition on its way to a member, with the keys of its epoch and of those before that the member lacks."""
 
-    signed: SignedEdition
+    edition: GroupEdition
     keys: Sequence[tuple[int, EpochKey]]
 
 
 class _Mail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     version: int
     edition: GroupEdition
-    signature: Signature
     keys: Annotated[tuple[tuple[Number, Secret], ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
 
 
 def encode_mail(sent: SentEdition) -> bytes:
     """Returns the body of a control message that brings an edition."""
     keys = tuple((epoch, key.secret) for epoch, key in sent.keys[-MAX_KEYS:])
-    mail = _Mail(_VERSION, sent.signed.edition, sent.signed.signature, keys)
+    mail = _Mail(_VERSION, sent.edition, keys)
     return bytes((Control.GROUP_KEY,)) + msgspec.msgpack.encode(mail)
 
 
@@ -311,7 +225,7 @@ def decode_mail(message: bytes) -> SentEdition:
     epoch, key = keys[-1]
     if (epoch, key.key_id) != (mail.edition.epoch, mail.edition.key_id) or max(epoch for epoch, _ in keys) != epoch:
         raise InvalidArgument("the edition of a group comes with another key than it names")
-    return SentEdition(SignedEdition(mail.edition, mail.signature), keys)
+    return SentEdition(mail.edition, keys)
 
 
 def new_member(group: bytes, binding: int, handle: str, public_key: bytes, *, admin: bool) -> EditionMember:
