@@ -147,10 +147,6 @@ def present_seeds(home: Path, identity: Identity) -> keyfile.Seeds:
     return keyfile.unlock_again(content, identity.unlocked.protection).seeds
 
 
-def has_next(identity: Identity) -> bool:
-    return NEXT + ED25519 in identity.unlocked.seeds
-
-
 def next_of(identity: Identity) -> Identity:
     """Returns the identity as it will be when its rotation is finished."""
     return dataclasses.replace(identity, pair=next_pair(identity.unlocked.seeds))

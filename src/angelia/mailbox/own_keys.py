@@ -112,10 +112,6 @@ class OwnKeys:
         acting = _acting.get()
         return acting[1] if acting is not None and acting[0] is self else self.identity
 
-    def has_next_signer(self) -> bool:
-        """Whether a rotation of the signing pair is under way."""
-        return identities.has_next(self.identity)
-
     @contextmanager
     def signing_as_next(self) -> Iterator[None]:
         """Signs requests with the pair of the pending rotation. A server that knows this pair has accepted the bundle,
