@@ -44,7 +44,7 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
             wanted = _with_next_key(mailbox, base58(edition.group), following)
         except AngeliaError as error:  # the rotation itself must not wait for that
             told = f"the group {edition.name} could not be told this agent's new key: {error.message}"
-            mailbox.notices.tell(NoticeKind.WARNING, f"{told}; angelia log members {edition.name} --refresh does so")
+            mailbox.notices.tell(NoticeKind.WARNING, f"{told}; `angelia log members {edition.name} --refresh` does so")
             continue
         for node in edition.nodes:
             try:
@@ -52,7 +52,7 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
             except AngeliaError as error:
                 told = f"{node.url} was not told this agent's new key for the group {edition.name}: {error.message}"
                 mailbox.notices.tell(
-                    NoticeKind.WARNING, f"{told}; angelia log nodes {edition.name} puts another node in its place"
+                    NoticeKind.WARNING, f"{told}; `angelia log nodes {edition.name}` puts another node in its place"
                 )
 
 
