@@ -92,11 +92,12 @@ def test_no_other_member_changes_a_group(members: list[Member], name: str) -> No
         lambda: bob.logs.add(name, [dave.name]),
         lambda: bob.logs.remove(name, [alice.name]),
         lambda: bob.logs.replace_nodes(name, [node.url for node in before.nodes[:1]]),
-        lambda: bob.logs.settle(name),
+        lambda: bob.logs.settle(name, again=True),
         lambda: bob.logs.drop(name),
     ):
         with pytest.raises(Denied, match=f"only {alice.name}"):
             change()
+    assert list(bob.mailbox.logs.untold(before)) == []
     with pytest.raises(Conflict, match="stay its member"):
         alice.logs.remove(name, [alice.name])
     assert edition_of(alice, name) == before

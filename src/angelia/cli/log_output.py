@@ -63,7 +63,7 @@ def member_record(edition: GroupEdition, member: EditionMember) -> dict[str, Any
 def facts_of(edition: GroupEdition) -> list[tuple[str, str]]:
     from angelia.grouplog.model.ids import base58
 
-    members = [f"{one.handle} ({edition.role(one)})" if one is edition.owner else one.handle for one in edition.members]
+    members = [f"{one.handle} (owner)" if edition.role(one) == "owner" else one.handle for one in edition.members]
     return [
         ("group", base58(edition.group)),
         ("name", edition.name),

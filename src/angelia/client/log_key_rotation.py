@@ -1,7 +1,7 @@
 """The signing key of the owner of group logs is replaced: nodes hear of the next key while the present one still signs.
 
-Afterwards no key of an admin may be left that a node knows. Members hear of it by mail, as of any edition. The key of
-another member is brought up to date by the owner, with `settle`.
+Afterwards this agent could not prove to a node that it is the owner. Members hear of the key by mail, as of any
+edition. The key of another member is brought up to date by the owner, with `settle`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from angelia.grouplog.model.editions import EditionNode, GroupEdition
 from angelia.grouplog.model.ids import base58
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
-
-_RACES = 5
 
 
 def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
@@ -58,15 +56,14 @@ def announce_next_key(mailbox: Mailbox) -> Exchange[None]:
 
 def _with_next_key(mailbox: Mailbox, group: str, following: bytes) -> GroupEdition:
     """Returns the newest edition, in which this agent has its next key."""
-    for _ in range(_RACES):
+    while True:
         edition = mailbox.logs.find(group)
         own = mailbox.logs.me(edition)
         if own.public_key == following:
             return edition
         members = tuple(one.with_key(following) if one is own else one for one in edition.members)
-        with contextlib.suppress(EpochConflict):
+        with contextlib.suppress(EpochConflict):  # another process was faster
             return publish_next(mailbox, edition, msgspec.structs.replace(edition, members=members))
-    raise EpochConflict("other processes change the group faster than this one can", hint="try again")
 
 
 def _announce(edition: GroupEdition, node: EditionNode) -> Exchange[None]:

@@ -120,8 +120,10 @@ def settle(mailbox: Mailbox, name: str, *, nodes: Sequence[LogNode] = (), again:
     """Brings nodes and members to the newest edition of a group: after a crash, or when some could not be reached.
     Members' new keys are taken over. `nodes` may bring tokens. With `again` the edition is also sent to members that
     were sent it before."""
+    edition = mailbox.logs.find(name)
+    _check_owner(mailbox, edition)
     if again:
-        mailbox.logs.note_untold(mailbox.logs.find(name))
+        mailbox.logs.note_untold(edition)
     return (yield from _changed(mailbox, name, lambda edition: edition, _tokens(nodes)))
 
 

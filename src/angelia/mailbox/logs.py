@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -85,14 +85,13 @@ class MailboxLogs:
 
     def untold(self, edition: GroupEdition) -> Iterator[tuple[str, bytes]]:
         """The members that have yet to be sent the newest edition, each with the message that brings it."""
-        bodies: dict[int, bytes] = {}
+        handles, bodies = {member.sender: member.handle for member in edition.members}, dict[int, bytes]()
         for sender, epoch in self._database.rows("untold_members", base58(edition.group)):
-            member = edition.by_sender(sender)
-            if member not in edition.members:
+            if sender not in handles:
                 continue  # it was removed since
             if epoch not in bodies:
                 bodies[epoch] = encode_mail(SentEdition(edition, self._keys_since(edition, epoch)))
-            yield member.handle, bodies[epoch]
+            yield handles[sender], bodies[epoch]
 
     def _keys_since(self, edition: GroupEdition, epoch: int) -> list[tuple[int, EpochKey]]:
         """The keys of the epochs after one, that of the edition last."""
@@ -108,12 +107,13 @@ class MailboxLogs:
         with self._database.transaction() as tx:
             self._note_untold(tx, edition, edition)
 
-    def note_told(self, edition: GroupEdition, handles: Collection[str]) -> None:
+    def note_told(self, edition: GroupEdition, handles: Iterable[str]) -> None:
         """Members were sent an edition. Nothing is noted if it is not the newest one any more."""
+        told = set(handles)
         with self._database.transaction() as tx:
             if self._newest(tx, edition.group) == edition:
                 for member in edition.members:
-                    if member.handle in handles:
+                    if member.handle in told:
                         tx.write("drop_untold_member", base58(edition.group), member.sender)
 
     # Editions.
@@ -180,7 +180,7 @@ class MailboxLogs:
                     raise NotMember(f"{sender} sent the group {edition.name}, of which you are not a member")
             else:
                 stored, before = _decoded(found[0]), found[1]
-                if not edition.continues(stored):
+                if not edition.may_follow(stored):
                     raise NotAllowed(f"{sender} sent an edition of {edition.name} with another owner or configuration")
                 newer = self._is_newer(edition, fingerprint, stored, before)
             if newer:
@@ -213,12 +213,13 @@ class MailboxLogs:
     def _note_untold(self, tx: MailboxTx, edition: GroupEdition, before: GroupEdition | None) -> None:
         """Members are to be sent an edition. Those of the one before have its key; new ones read what was written
         before their time from a snapshot."""
-        gid = base58(edition.group)
+        gid, latest = base58(edition.group), edition.epoch - 1
+        since: dict[bytes, int] = {}
+        if before is not None:
+            since = dict.fromkeys((one.sender for one in before.members), min(before.epoch, latest))
         for member in edition.members:
             if member.handle != self.handle:
-                has_it = before is not None and before.by_sender(member.sender) is not None
-                epoch = before.epoch if before is not None and has_it else edition.epoch - 1
-                tx.write("add_untold_member", gid, member.sender, min(epoch, edition.epoch - 1))
+                tx.write("add_untold_member", gid, member.sender, since.get(member.sender, latest))
 
     # Keys.
 

@@ -20,7 +20,7 @@ from angelia.grouplog.model.editions import (
     encode_mail,
     new_member,
 )
-from angelia.grouplog.model.groups import FORMER_KEYS, GroupRoster
+from angelia.grouplog.model.groups import FORMER_KEYS, GroupRoster, RosterEntry
 from angelia.grouplog.model.ids import sender_id
 from grouplog.open_logs import GROUP, Key
 from log_members import node_of
@@ -232,8 +232,10 @@ def rotated(member: EditionMember) -> EditionMember:
 @pytest.mark.parametrize("change", [as_is, rotated])
 def test_a_node_computes_the_sender_ids_that_members_have(change: Callable[[EditionMember], EditionMember]) -> None:
     members = [change(ALICE), BOB]
-    roster = GroupRoster.first(
-        GROUP, [msgspec.structs.replace(one.entry, former_keys=one.public_keys[1:]) for one in members]
-    )
+    entries = [
+        RosterEntry(binding=one.binding, public_key=one.public_key, admin=one.admin, former_keys=one.public_keys[1:])
+        for one in members
+    ]
+    roster = GroupRoster.first(GROUP, entries)
     assert [one.sender for one in roster.members] == [ALICE.sender, BOB.sender]
     assert [one.public_key for one in roster.members] == [one.public_key for one in members]

@@ -28,7 +28,6 @@ from angelia.grouplog.model.groups import (
     GroupMember,
     Key,
     Node,
-    RosterEntry,
 )
 from angelia.grouplog.model.ids import MAX_SEQ, sender_id
 
@@ -46,7 +45,7 @@ Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A member as other members know it. `public_keys` are its keys, the present one first. `until` is the last message
-    that counts of a past member, as far as the admin knew that removed it; None if it knew nothing."""
+    that counts of a past member, as far as the owner knew that removed it; None if it knew nothing."""
 
     binding: Binding
     sender: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -62,11 +61,6 @@ class EditionMember(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     @property
     def public_key(self) -> bytes:
         return self.public_keys[0]
-
-    @property
-    def entry(self) -> RosterEntry:
-        """The member as nodes know it."""
-        return RosterEntry(binding=self.binding, public_key=self.public_key, admin=self.admin)
 
     @property
     def on_nodes(self) -> GroupMember:
@@ -119,9 +113,9 @@ class GroupEdition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return min((member for member in self.members if member.admin), key=lambda member: member.binding)
 
     def role(self, member: EditionMember) -> str:
-        return "owner" if member.sender == self.owner.sender else "member"
+        return "owner" if member.admin and member.sender == self.owner.sender else "member"
 
-    def continues(self, before: GroupEdition) -> bool:
+    def may_follow(self, before: GroupEdition) -> bool:
         """Whether this may be a later edition of the same group: it has its owner and configuration."""
         same = (self.owner.sender, self.owner.handle) == (before.owner.sender, before.owner.handle)
         return same and self.config == before.config
