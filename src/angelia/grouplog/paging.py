@@ -17,7 +17,7 @@ _MESSAGE_HEAD = struct.Struct(">IB16s")  # as `frames.message_head`, with an id 
 
 def page(rocks: Rocks, group: LiveGroup, wanted: Backfill) -> tuple[bytes, int]:
     """Returns message frames, holes and an end frame, and how many rows that is."""
-    iterator, damage = store.messages(rocks, group.ordinal), DamagedPart(rocks, group)
+    iterator, damage = store.messages(rocks, group.ordinal, wanted.cursor), DamagedPart(rocks, group)
     found = lacking_rows(iterator, group.ordinal, Lacking(wanted.hello), wanted.cursor, damage)
     parts: list[bytes] = []
     limit, max_bytes = wanted.limit, wanted.max_bytes

@@ -191,8 +191,10 @@ def put_message(batch: RocksBatch, ordinal: int, sender: bytes, seq: int, level:
         batch.put(HI, key, bytes((level,)))
 
 
-def messages(rocks: Rocks, ordinal: int) -> RocksIterator:
-    return rocks.iterator(MSG, *span(ordinal))
+def messages(rocks: Rocks, ordinal: int, after: bytes = b"") -> RocksIterator:
+    """The messages of a group, those behind a cursor if there is one."""
+    first, end = span(ordinal)
+    return rocks.iterator(MSG, first + after + b"\0" if after else first, end)
 
 
 def all_messages(rocks: Rocks, after: bytes) -> RocksIterator:

@@ -182,7 +182,7 @@ class Renew:
 
     def stage(self, rocks: Rocks, batch: RocksBatch) -> None:
         subscriber = self._subscriber
-        subscriber.iterator = store.messages(rocks, subscriber.group.ordinal)
+        subscriber.iterator = store.messages(rocks, subscriber.group.ordinal, self._cursor)
         subscriber.opened = time.monotonic()
         subscriber.position = self._subscriptions.position(subscriber.group.id)
         upto = store.message_id(self._cursor)

@@ -53,15 +53,12 @@ def lacking_rows(
 ) -> Iterator[Row]:
     """Yields the messages that a device lacks, in the order of sender and seq.
 
-    `after` is the cursor of the page before: the last id that is done. With `damage` the walk goes on where the disk
-    cannot be read; without it DamagedRecord ends it.
+    `after` is the cursor behind which the iterator begins: the last id that is done. With `damage` the walk goes on
+    where the disk cannot be read; without it DamagedRecord ends it.
     """
     key, value, step = iterator.key, iterator.value, iterator.next
     done = after or bytes(CURSOR_BYTES)
     all_of = b""  # a sender of which all that follows is lacking: most rows are passed on by this alone
-    if after:
-        sender, seq = message_id(after)
-        iterator.seek(message_key(ordinal, sender, seq + 1))
     while True:
         while (found := key()) is not None:
             if found[SENDER] != all_of:
